@@ -1,0 +1,201 @@
+"""Stages: what one schedulable step of a model promises, and the jobs and results that cross its edge.
+
+1. A stage enqueues work on its lane's device and returns; it never waits for another lane.
+2. Everything a stage remembers between two jobs lies in the arena, in slots the core leased and named in the job.
+3. Jobs and results are values. Bulk data (PCM, latents, keys) never crosses an edge: a job names where it lies.
+4. This module imports no torch; the classes that run are in `models/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+import msgspec
+
+from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId, SlotId
+from duplexd.memory.classes import CacheClass
+from duplexd.units import Span, Ticks
+
+
+class PayloadKind(Enum):
+    """What an edge carries. Kinds do not interchange, even where the bytes look alike (seed 004 §5)."""
+
+    TEXT = "text"
+    AUDIO = "audio"
+    IMAGE = "image"
+    TOKEN = "token"
+    MEDIA_FEATURE = "media_feature"
+    HIDDEN_STATE = "hidden_state"
+    CODEC_CODE = "codec_code"
+    LATENT = "latent"
+
+
+class Role(Enum):
+    """What the core uses a stage for."""
+
+    COPY = "copy"  #: person's audio: shared-memory slot -> the session's ingest ring in the arena
+    LISTEN = "listen"  #: person's audio -> words so far (re-encodes a bounded window)
+    JUDGE = "judge"  #: person's audio -> probability that the turn has ended
+    THINK = "think"  #: tokens in (prefill), tokens out (decode), one growing context
+    TALK = "talk"  #: a clause of text -> latents and the span of every word
+    RENDER = "render"  #: latents -> one chunk of PCM in an output slot
+
+
+class Cut(Enum):
+    """How finely a model can be interrupted; published, never promised finer."""
+
+    AT_CURSOR = "at_cursor"
+    END_OF_CHUNK = "end_of_chunk"
+
+
+class CostModel(msgspec.Struct, frozen=True):
+    """Lane time of one launch, microseconds: `fixed + rows * per_row + units * per_unit`."""
+
+    fixed_us: int = 0
+    per_row_us: int = 0
+    per_unit_us: int = 0  #: the unit is the job's own: a token, a 20 ms frame, a second of audio
+
+    def predict_us(self, *, rows: int, units: int) -> int:
+        return self.fixed_us + rows * self.per_row_us + units * self.per_unit_us
+
+
+class StageSpec(msgspec.Struct, frozen=True):
+    name: str  #: unique within a plan
+    role: Role
+    lane: str  #: stages that name the same lane run in order, one after the other
+    takes: PayloadKind
+    gives: PayloadKind
+    cost: CostModel
+    batch_max: int = 1  #: rows of one launch
+    unit: Ticks = Ticks(0)  #: worst-case playback length of one unit of output (DESIGN §5 rule 1)
+    writes: CacheClass | None = None  #: the cache class its new state is written as
+
+
+# Jobs ---------------------------------------------------------------------------------------------------------------
+
+
+class Job(msgspec.Struct, frozen=True, tag=True):
+    """Names who a job is for. Every hand-off carries all four, so that a door can be shut on a stale one."""
+
+    session: SessionId
+    epoch: Epoch
+    chunk: ChunkId  #: 0 for work that belongs to no chunk
+    condition: ConditionVersion
+
+
+class CopyJob(Job, frozen=True, tag=True):
+    slot: int  #: shared-memory input slot
+    ring: SlotId  #: the session's slot of the `ingest` partition
+    start: int  #: absolute sample index since the session opened; the stage wraps it into the ring
+    samples: int
+
+
+class ListenJob(Job, frozen=True, tag=True):
+    ring: SlotId
+    start: int  #: absolute sample index, 16 kHz
+    samples: int
+
+
+class JudgeJob(Job, frozen=True, tag=True):
+    ring: SlotId
+    start: int
+    samples: int
+
+
+class ThinkJob(Job, frozen=True, tag=True):
+    """Append `feed` to a context, then decode up to `steps` tokens (0: prefill only).
+
+    `slots` are physical token slots of the arena's page partition, oldest first. The first `past` are in KV already;
+    the next `len(feed)` take the feed; the last `max(0, steps - 1)` are room for decoded tokens. The last decoded token
+    is returned but not appended: it is the head of the next feed. Positions are 0..len(slots)-1, given at read.
+    """
+
+    slots: bytes  #: int64 little endian
+    past: int
+    feed: tuple[int, ...]
+    steps: int
+    reply: tuple[int, ...] = ()  #: tokens of this reply so far, for the repetition penalty
+    stop: tuple[int, ...] = ()  #: decoding ends after one of these; it is returned as the last token
+
+
+class TalkJob(Job, frozen=True, tag=True):
+    text: str  #: one clause
+    latents: SlotId  #: slot of the `latents` partition to fill
+    first: bool  #: first clause of a reply
+
+
+class RenderJob(Job, frozen=True, tag=True):
+    latents: SlotId
+    state: SlotId  #: the session's vocoder state (slot of the `state` partition)
+    start: Ticks  #: where in the clause this chunk starts, 0 = first audible sample
+    length: Ticks
+    fresh: bool  #: True when the stage must not continue from `state`: first chunk of a clause
+    slot: int  #: shared-memory output slot to fill with int16 PCM
+
+
+# Results ------------------------------------------------------------------------------------------------------------
+
+
+class Result(msgspec.Struct, frozen=True, tag=True):
+    session: SessionId
+
+
+class CopyResult(Result, frozen=True, tag=True):
+    samples: int
+
+
+class ListenResult(Result, frozen=True, tag=True):
+    text: str  #: words of the window, spaces between
+
+
+class JudgeResult(Result, frozen=True, tag=True):
+    probability: float  #: that the turn has ended
+
+
+class ThinkResult(Result, frozen=True, tag=True):
+    tokens: tuple[int, ...]
+
+
+class WordSpan(msgspec.Struct, frozen=True, array_like=True):
+    """One whitespace-delimited word of a clause and when it is spoken."""
+
+    start_char: int  #: half-open range of characters in the clause text, punctuation included
+    end_char: int
+    start: Ticks  #: relative to the clause's first audible sample
+    end: Ticks
+
+
+class TalkResult(Result, frozen=True, tag=True):
+    length: Ticks  #: playback length of the clause after trimming
+    words: tuple[WordSpan, ...]
+
+
+class RenderResult(Result, frozen=True, tag=True):
+    samples: int
+
+
+class Batch(msgspec.Struct):
+    jobs: list[Any]  #: of one Job type, at most `batch_max`
+
+
+class Stage(Protocol):
+    """One step of a model. `run` is called on the stage's lane only."""
+
+    spec: StageSpec
+
+    def load(self, arena: Any) -> None:
+        """Take weights and the arena's typed views; called once, before the first job, on the lane."""
+
+    def run(self, jobs: Sequence[Any], media: Any) -> list[Any]:
+        """Run the jobs as one batch and return a result per job, in order.
+
+        `media` is the shared memory of the engine: `media.read(slot, samples) -> int16 array` and
+        `media.write(slot, pcm: int16 array)`. Raises any exception for the whole batch; a single bad row returns a
+        `Failed` result instead, and its neighbours go on.
+        """
+
+
+class Failed(Result, frozen=True, tag=True):
+    reason: str

@@ -1,0 +1,71 @@
+"""Units: media time in integer ticks, machine time in integer nanoseconds.
+
+1. Media time is `Ticks`, 1/48000 s: exact at 8/16/24/48 kHz, at 24/25/30/50/60 fps and for 12.5 Hz codecs.
+2. Machine time is `Nanos` of the host's monotonic clock; every process of one host shares its origin.
+3. Floats of seconds appear only at the outermost edge (configuration, printed tables).
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import msgspec
+
+Nanos = NewType("Nanos", int)
+Ticks = NewType("Ticks", int)
+
+TICKS_PER_SECOND = 48_000
+TICKS_PER_MS = 48
+NANOS_PER_SECOND = 1_000_000_000
+NANOS_PER_MS = 1_000_000
+
+
+class Span(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """A half-open stretch of media time, `start <= t < end`."""
+
+    start: Ticks
+    end: Ticks
+
+    @property
+    def length(self) -> Ticks:
+        return Ticks(self.end - self.start)
+
+    def __contains__(self, position: int) -> bool:
+        return self.start <= position < self.end
+
+
+def ticks_from_samples(samples: int, rate: int) -> Ticks:
+    """Media time of a sample count; the rate must divide 48000, so that nothing is rounded."""
+    ticks_per_sample, rest = divmod(TICKS_PER_SECOND, rate)
+    if rest:
+        raise ValueError(f"sample rate {rate} does not divide {TICKS_PER_SECOND}")
+    return Ticks(samples * ticks_per_sample)
+
+
+def samples_from_ticks(ticks: int, rate: int) -> int:
+    """Whole samples in a stretch of media time, rounded down."""
+    return ticks * rate // TICKS_PER_SECOND
+
+
+def ticks_from_ms(ms: float) -> Ticks:
+    return Ticks(round(ms * TICKS_PER_MS))
+
+
+def ms_from_ticks(ticks: int) -> float:
+    return ticks / TICKS_PER_MS
+
+
+def ticks_from_nanos(nanos: int) -> Ticks:
+    return Ticks(nanos * TICKS_PER_SECOND // NANOS_PER_SECOND)
+
+
+def nanos_from_ticks(ticks: int) -> Nanos:
+    return Nanos(ticks * NANOS_PER_SECOND // TICKS_PER_SECOND)
+
+
+def nanos_from_ms(ms: float) -> Nanos:
+    return Nanos(round(ms * NANOS_PER_MS))
+
+
+def ms_from_nanos(nanos: int) -> float:
+    return nanos / NANOS_PER_MS
