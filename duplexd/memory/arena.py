@@ -1,0 +1,84 @@
+"""The arena: one allocation per device, and typed views of it (DESIGN §8).
+
+1. One `torch.empty` at start-up. Nothing else that lives longer than a launch is allocated afterwards.
+2. A field is a view; taking one copies nothing and costs nothing on the device.
+3. Who may touch which slot is the ledgers' business. The arena checks no lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from duplexd.errors import ArenaFull
+from duplexd.memory.layout import ArenaLayout, Placement
+from duplexd.memory.ledger import Lease
+
+
+class Arena:
+    """Storage for a layout.
+
+    Args:    device: a torch device name.
+    Raises:  ArenaFull when the device has not enough memory; the text has the layout's table.
+    """
+
+    def __init__(self, layout: ArenaLayout, device: str = "cpu") -> None:
+        self.layout = layout
+        self.device = torch.device(device)
+        try:
+            self.buffer = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self.device)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            raise ArenaFull(
+                f"{device} has no {layout.total_bytes:,} bytes for the arena ({error}); lower sessions_max:\n"
+                f"{layout.describe()}"
+            ) from error
+        self._fields = {name: self._view(placement) for name, placement in layout.placements.items()}
+
+    def _view(self, placement: Placement) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, placement.dtype)
+        flat = self.buffer[placement.offset : placement.offset + placement.nbytes]
+        return flat.view(dtype).view(placement.shape)
+
+    def field(self, partition: str, name: str) -> torch.Tensor:
+        """A field of all slots: (count, *shape), or (*outer, count * page_tokens, *shape) for pages. A view.
+
+        Raises:  ConfigError with the names that exist, when one does not.
+        """
+        self.layout.placement(partition, name)  # raises with the names there are
+        return self._fields[partition, name]
+
+    def view(self, lease: Lease, name: str) -> torch.Tensor:
+        """A field of one leased slot, shape as in its FieldSpec. A view."""
+        return self.field(lease.partition, name)[lease.slot]
+
+    def fill_nan(self, partition: str, slots: Sequence[int]) -> None:
+        """Make slots (token slots of a `pages` partition) unusable, so that whoever reads them is found out.
+
+        Floats become NaN. Integers have none; they take the value furthest from zero (bool: True).
+        """
+        if not len(slots):
+            return
+        index = torch.tensor(list(slots), dtype=torch.int64, device=self.device)
+        for (owner, name), placement in self.layout.placements.items():
+            if owner == partition:
+                self._fields[owner, name].index_fill_(placement.slot_axis, index, _poison(self._fields[owner, name]))
+
+    def tensor_of(self, slots: bytes) -> torch.Tensor:
+        """Slots as the ledgers give them (int64 little endian) -> int64 (n,) on the arena's device.
+
+        On CUDA the copy is asynchronous on the current stream, from pinned memory that torch keeps until it is done.
+        """
+        if not slots:
+            return torch.empty(0, dtype=torch.int64, device=self.device)
+        host = torch.frombuffer(bytearray(slots), dtype=torch.int64)
+        return host if self.device.type == "cpu" else host.pin_memory().to(self.device, non_blocking=True)
+
+
+def _poison(field: torch.Tensor) -> float:
+    if field.dtype.is_floating_point:
+        return float("nan")
+    if field.dtype is torch.bool:
+        return 1
+    info = torch.iinfo(field.dtype)
+    return info.min if info.min else info.max

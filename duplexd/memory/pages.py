@@ -1,0 +1,580 @@
+"""The page ledger: autoregressive contexts that grow, as block tables over the token slots of a `pages` partition.
+
+1. A context is a table of token slots, oldest first. Sharing copies table entries; no key or value is ever moved.
+2. Only one context writes into a page: the one that took it. A branch's own tokens start on a fresh page.
+3. What is cut off may still be written by running work: its pages are guarded until the fences of that work have
+   passed, and so is the page the cut goes through. Until then only token slots nobody was ever given follow on it.
+4. Anchors are the head of a table. They are not cut, not slid and not moved; they leave when the last context does.
+5. Everything a caller is refused is refused before anything changes.
+
+A table with pages of 4 tokens, after a pin at 6, a slide by 1 and a cut inside page 9 (anchor, recent, current):
+
+    page       2         7         5         9         4
+    tokens   aaaa      aa-r      rrrr      rr--      cc
+    extents  (2,0,4)   (7,0,2)   (5,0,4)   (9,0,2)   (4,0,2)       (page, first offset, tokens)
+                       (7,3,1)
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+
+from duplexd.errors import ArenaFull, LedgerError
+from duplexd.ids import ContextId, FenceId
+from duplexd.memory.classes import RULES, CacheClass, Eviction
+from duplexd.memory.guards import After, Freed, Guards, Passed, none_passed
+from duplexd.memory.layout import PartitionKind, PartitionSpec
+from duplexd.memory.ledger import Owner, Refusal
+
+
+class Extent(NamedTuple):
+    """Tokens of one context that lie side by side on one page."""
+
+    page: int
+    offset: int  #: of the first token, within the page
+    tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.tokens
+
+
+class Run(NamedTuple):
+    """Neighbouring tokens of one class."""
+
+    label: CacheClass
+    tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What the pages hold now. A page counts once, for the class of the longest-lived token on it."""
+
+    free: int
+    retiring: int  #: referred to by no context, guarded by a fence
+    shared: int  #: referred to by more than one context
+    pages: dict[CacheClass, int]
+    tokens: dict[CacheClass, int]  #: as the contexts count them: a shared token once per context
+    page_bytes: int
+
+
+class _Context:
+    """One block table."""
+
+    __slots__ = ("extents", "owner", "pinned", "runs", "slots", "writer")
+
+    def __init__(self, owner: Owner, writer: int) -> None:
+        self.owner = owner
+        self.writer = writer  # names the table that may append to a page; it survives a change of ContextId
+        self.slots: array[int] = array("q")
+        self.extents: list[Extent] = []
+        self.runs: list[Run] = []  # of the tokens after the pinned ones
+        self.pinned = 0
+
+
+#: Lives longest first.
+_LIFE = (CacheClass.ANCHOR, CacheClass.LONG_TERM, CacheClass.RECENT, CacheClass.INGEST, CacheClass.CURRENT)
+
+
+class PageLedger:
+    """Bookkeeping of one `pages` partition, in integers; it does not know where the bytes are.
+
+    Args:    spec: the partition; `session_slots` bounds the pages a session owns (retiring ones included),
+             `shared_slots` those the engine owns.
+             pages_max: the longest table, in extents; 0 means the whole partition. Every cut and every fork may leave
+             one page partly filled, so a context bounded to n tokens needs n / page_tokens plus two per turn it keeps.
+             contexts_max: contexts open at once, branches included.
+             passed, freed: as for `SlotLedger`; `freed` is given token slots.
+    """
+
+    def __init__(
+        self,
+        spec: PartitionSpec,
+        *,
+        pages_max: int = 0,
+        contexts_max: int = 4096,
+        passed: Passed = none_passed,
+        freed: Freed | None = None,
+    ) -> None:
+        if spec.kind is not PartitionKind.PAGES:
+            raise LedgerError(f"partition {spec.name} has {spec.kind.value}; a PageLedger keeps pages")
+        self.spec = spec
+        self.pages_max = pages_max or spec.count
+        self.contexts_max = contexts_max
+        self.refusal: Refusal | None = None  #: why the last `append` said no; None after a yes
+        self._page_tokens = spec.page_tokens
+        self._freed = freed
+        self._guards = Guards(passed)
+        # A dict as an ordered set: take the page next to the last one when it is free (a table without gaps is read as
+        # a slice, not a gather), else the one given back last, so that a missing fence shows at once.
+        self._free = dict.fromkeys(reversed(range(spec.count)))
+        self._references = [0] * spec.count  # extents that lie on the page, over all contexts
+        self._filled = [0] * spec.count  # tokens of the page that were ever handed out since it was taken
+        self._writers = [0] * spec.count
+        self._owners: dict[int, Owner] = {}  # of pages in use and retiring pages
+        self._owned: dict[Owner, int] = {}
+        self._contexts: dict[ContextId, _Context] = {}
+        self._serial = 0
+
+    # Opening and closing ---------------------------------------------------------------------------------------------
+
+    def open(self, owner: Owner, *, prefix: ContextId | None = None) -> ContextId:
+        """Open a context; with `prefix`, it starts with the pinned tokens of that context, by reference.
+
+        Raises:  ArenaFull when `contexts_max` are open; LedgerError for an unknown prefix.
+        """
+        if prefix is None:
+            return self._register(_Context(owner, 0))
+        source = self._context(prefix)
+        return self._register(self._branch(source, source.pinned, owner))
+
+    def fork(self, context: ContextId, at: int) -> ContextId:
+        """Open a branch that shares the first `at` tokens by reference; its own tokens go to a fresh page.
+
+        Raises:  ArenaFull when `contexts_max` are open; LedgerError unless pinned <= at <= length.
+        """
+        trunk = self._context(context)
+        self._check_position(context, trunk, at, "fork")
+        return self._register(self._branch(trunk, at, trunk.owner))
+
+    def promote(self, branch: ContextId, trunk: ContextId, *, after: After) -> None:
+        """The branch takes the trunk's place under the trunk's id; what only the trunk had is dropped behind `after`.
+
+        Raises:  LedgerError when the branch is another owner's or lacks one of the trunk's anchors.
+        """
+        new, old = self._context(branch), self._context(trunk)
+        if new is old or new.owner != old.owner or new.slots[: old.pinned] != old.slots[: old.pinned]:
+            raise LedgerError(f"context {branch} of session {new.owner} is no branch of context {trunk}")
+        new.runs = _repinned(new.runs, new.pinned, old.pinned)
+        new.pinned = max(new.pinned, old.pinned)
+        shared = _common(new.extents, old.extents)
+        # Extents both have lose one of their two references and can free nothing; what follows them is the trunk's own.
+        for extent in old.extents[:shared]:
+            self._references[extent.page] -= 1
+        self._drop(old.extents[shared:], self._guards.pending(after))
+        del self._contexts[branch]
+        self._contexts[trunk] = new
+
+    def close(self, context: ContextId, *, after: After) -> None:
+        """Drop a context, its anchors too. Pages others refer to stay. Raises LedgerError when it is not open."""
+        self._drop(self._context(context).extents, self._guards.pending(after))
+        del self._contexts[context]
+
+    def _register(self, context: _Context) -> ContextId:
+        self._serial += 1
+        context.writer = self._serial
+        identity = ContextId(self._serial)
+        self._contexts[identity] = context
+        return identity
+
+    def _branch(self, source: _Context, at: int, owner: Owner) -> _Context:
+        if len(self._contexts) >= self.contexts_max:
+            raise ArenaFull(
+                f"session {owner} needs a context of {self.spec.name}, {self.contexts_max} are open; "
+                "close branches or raise contexts_max"
+            )
+        branch = _Context(owner, 0)
+        branch.slots = source.slots[:at]
+        branch.extents = _first(source.extents, at)
+        branch.pinned = min(source.pinned, at)
+        branch.runs = _first_runs(source.runs, at - branch.pinned)
+        for extent in branch.extents:
+            self._references[extent.page] += 1
+        return branch
+
+    # Growing and shrinking -------------------------------------------------------------------------------------------
+
+    def append(self, context: ContextId, tokens: int, label: CacheClass) -> bool:
+        """Add token slots at the end: all of them, or none and False, and `refusal` says why.
+
+        ANCHOR is no label to append with: append, then `pin`. Raises LedgerError for it and for tokens < 1.
+        """
+        table = self._context(context)
+        if tokens < 1 or label is CacheClass.ANCHOR:
+            raise LedgerError(f"context {context}: cannot append {tokens} tokens as {label.value}")
+        room = min(tokens, self._tail_room(table))
+        pages = -(-(tokens - room) // self._page_tokens)
+        self.refusal = self._refuse(table, pages)
+        if self.refusal is not None:
+            return False
+        if room:
+            self._fill_tail(table, room)
+        for first in range(room, tokens, self._page_tokens):
+            self._fill_page(table, min(self._page_tokens, tokens - first))
+        _extend_runs(table.runs, label, tokens)
+        return True
+
+    def cut(self, context: ContextId, at: int, *, after: After) -> None:
+        """Drop the tokens from `at` on. Cost: O(pages dropped). Raises LedgerError unless pinned <= at <= length."""
+        table = self._context(context)
+        self._check_position(context, table, at, "cut")
+        surplus = len(table.slots) - at
+        if not surplus:
+            return
+        del table.slots[at:]
+        _trim_runs(table.runs, surplus)
+        pending = self._guards.pending(after)
+        dropped: list[Extent] = []
+        while surplus:
+            extent = table.extents.pop()
+            kept = extent.tokens - surplus
+            if kept > 0:
+                table.extents.append(Extent(extent.page, extent.offset, kept))
+                # The cut goes through this page: running work may still write behind it.
+                self._guards.guard(extent.page, pending)
+                break
+            surplus -= extent.tokens
+            dropped.append(extent)
+        self._drop(dropped, pending)
+
+    def slide(self, context: ContextId, drop: int, *, after: After = None) -> None:
+        """Drop the `drop` oldest tokens that are not pinned; later ones move up in the table, not in memory.
+
+        Raises:  LedgerError when there are fewer, or when one of them is of a class that does not slide (CURRENT).
+        """
+        table = self._context(context)
+        if not 0 <= drop <= len(table.slots) - table.pinned:
+            raise LedgerError(f"context {context} has {len(table.slots) - table.pinned} unpinned tokens, not {drop}")
+        if not drop:
+            return
+        runs = _without_first_runs(table.runs, drop)
+        _check_sliding(context, table.runs[: len(table.runs) - len(runs) + 1], drop)
+        del table.slots[table.pinned : table.pinned + drop]
+        table.runs = runs
+        table.extents, dropped = self._slid(table.extents, table.pinned, drop)
+        self._drop(dropped, self._guards.pending(after))
+
+    def _slid(self, extents: list[Extent], pinned: int, drop: int) -> tuple[list[Extent], list[Extent]]:
+        """The extents left after a slide, and those no longer referred to. References follow the first."""
+        kept = _first(extents, pinned)
+        rest = extents[len(kept) :]
+        if kept and kept[-1].tokens != extents[len(kept) - 1].tokens:
+            whole, head = extents[len(kept) - 1], kept[-1]
+            rest = [Extent(whole.page, head.end, whole.tokens - head.tokens), *rest]
+            self._references[whole.page] += 1  # the page now bears a pinned extent and a sliding one
+        gone = 0
+        while gone < len(rest) and drop >= rest[gone].tokens:
+            drop -= rest[gone].tokens
+            gone += 1
+        left = rest[gone:]
+        if drop:
+            left[0] = Extent(left[0].page, left[0].offset + drop, left[0].tokens - drop)
+        return kept + left, rest[:gone]
+
+    def _tail_room(self, table: _Context) -> int:
+        """Token slots this context may take behind its last token, on the page that bears it."""
+        if not table.extents:
+            return 0
+        last = table.extents[-1]
+        alone = self._references[last.page] == 1
+        if self._filled[last.page] == last.end:
+            # Nobody was ever given what follows, so no guard concerns it; but a page has one writer.
+            usable = alone or self._writers[last.page] == table.writer
+        else:
+            usable = alone and last.page not in self._guards
+        return self._page_tokens - last.end if usable else 0
+
+    def _refuse(self, table: _Context, pages: int) -> Refusal | None:
+        if not pages:
+            return None
+        if len(table.extents) + pages > self.pages_max:
+            return Refusal.CONTEXT_BOUND
+        bound = self.spec.shared_slots if table.owner is None else self.spec.session_slots
+        if self.spec.session_slots and self._owned.get(table.owner, 0) + pages > bound:
+            return Refusal.SESSION_BOUND
+        return Refusal.PARTITION_FULL if pages > len(self._free) else None
+
+    def _fill_tail(self, table: _Context, tokens: int) -> None:
+        last = table.extents[-1]
+        first = last.page * self._page_tokens + last.end
+        stale = self._filled[last.page] - last.end
+        if stale > 0 and self._freed is not None:
+            self._freed(self.spec.name, range(first, first + stale))
+        table.slots.extend(range(first, first + tokens))
+        table.extents[-1] = Extent(last.page, last.offset, last.tokens + tokens)
+        self._filled[last.page] = last.end + tokens
+        self._writers[last.page] = table.writer
+
+    def _fill_page(self, table: _Context, tokens: int) -> None:
+        page = self._take(table.extents[-1].page + 1 if table.extents else 0)
+        first = page * self._page_tokens
+        table.slots.extend(range(first, first + tokens))
+        table.extents.append(Extent(page, 0, tokens))
+        self._references[page] = 1
+        self._filled[page] = tokens
+        self._writers[page] = table.writer
+        self._owners[page] = table.owner
+        self._owned[table.owner] = self._owned.get(table.owner, 0) + 1
+
+    def _take(self, wanted: int) -> int:
+        if wanted in self._free:
+            del self._free[wanted]
+            return wanted
+        return self._free.popitem()[0]
+
+    def _drop(self, extents: list[Extent], pending: tuple[FenceId, ...]) -> None:
+        """Let go of extents. A page is free when no extent lies on it and no fence guards it."""
+        for extent in extents:
+            # Guard the page also while others refer to it: they may let go without a fence before this one has passed.
+            self._guards.guard(extent.page, pending)
+            self._references[extent.page] -= 1
+            self._release(extent.page)
+
+    def _release(self, page: int) -> None:
+        if self._references[page] or page in self._guards:
+            return
+        owner = self._owners.pop(page)
+        self._owned[owner] -= 1
+        if not self._owned[owner]:
+            del self._owned[owner]
+        self._free[page] = None
+        if self._freed is not None:
+            first = page * self._page_tokens
+            self._freed(self.spec.name, range(first, first + self._page_tokens))
+
+    def fence_passed(self, fence: FenceId) -> int:
+        """Free the pages that waited for this fence alone; returns how many. Fences nobody waits for are nothing."""
+        before = len(self._free)
+        for page in self._guards.fence_passed(fence):
+            self._release(page)
+        return len(self._free) - before
+
+    # Relabelling -----------------------------------------------------------------------------------------------------
+
+    def pin(self, context: ContextId) -> None:
+        """Everything so far becomes ANCHOR: from now on it is not cut, not slid, and not moved."""
+        table = self._context(context)
+        table.pinned = len(table.slots)
+        table.runs = []
+
+    def commit(self, context: ContextId, upto: int) -> None:
+        """CURRENT -> RECENT below token index `upto`: it was heard. Raises LedgerError beyond the end."""
+        table = self._context(context)
+        if not 0 <= upto <= len(table.slots):
+            raise LedgerError(f"context {context} has {len(table.slots)} tokens; cannot commit up to {upto}")
+        runs: list[Run] = []
+        start = table.pinned
+        for label, tokens in table.runs:
+            heard = min(max(upto - start, 0), tokens) if label is CacheClass.CURRENT else 0
+            _extend_runs(runs, CacheClass.RECENT, heard)
+            _extend_runs(runs, label, tokens - heard)
+            start += tokens
+        table.runs = runs
+
+    # Questions -------------------------------------------------------------------------------------------------------
+
+    def slots(self, context: ContextId) -> bytes:
+        """Physical token slots, oldest first, int64 in the machine's (little-endian) order; a snapshot. O(length)."""
+        return self._context(context).slots.tobytes()
+
+    def length(self, context: ContextId) -> int:
+        """Tokens of the context; their positions are 0..length-1, given at read."""
+        return len(self._context(context).slots)
+
+    def pinned_length(self, context: ContextId) -> int:
+        """Tokens at the head that are ANCHOR."""
+        return self._context(context).pinned
+
+    def labels(self, context: ContextId) -> list[Run]:
+        """Classes of all tokens, oldest first, as runs."""
+        table = self._context(context)
+        return ([Run(CacheClass.ANCHOR, table.pinned)] if table.pinned else []) + list(table.runs)
+
+    def owner(self, context: ContextId) -> Owner:
+        return self._context(context).owner
+
+    def contexts(self, owner: Owner) -> list[ContextId]:
+        """Contexts an owner has open, oldest first. O(contexts)."""
+        return [identity for identity, table in self._contexts.items() if table.owner == owner]
+
+    @property
+    def free_count(self) -> int:
+        """Pages that can be taken now."""
+        return len(self._free)
+
+    @property
+    def retiring_count(self) -> int:
+        """Pages no context refers to that a fence still guards."""
+        return sum(1 for page in self._owners if not self._references[page])
+
+    def usage(self) -> Usage:
+        """Pages and tokens by class. O(pages); for figures and tests, not for the hot path."""
+        tokens = dict.fromkeys(CacheClass, 0)
+        best: dict[int, CacheClass] = {}
+        for identity, table in self._contexts.items():
+            for label, count in self.labels(identity):
+                tokens[label] += count
+            for page, label in _labelled_pages(self.labels(identity), table.extents):
+                best[page] = min(best.get(page, label), label, key=_LIFE.index)
+        pages = {label: list(best.values()).count(label) for label in CacheClass}
+        return Usage(
+            free=self.free_count,
+            retiring=self.retiring_count,
+            shared=sum(1 for count in self._pages_of_contexts().values() if count > 1),
+            pages=pages,
+            tokens=tokens,
+            page_bytes=self.spec.slot_bytes,
+        )
+
+    def _pages_of_contexts(self) -> dict[int, int]:
+        """How many contexts refer to each page in use."""
+        counts: dict[int, int] = {}
+        for table in self._contexts.values():
+            for page in dict.fromkeys(extent.page for extent in table.extents):
+                counts[page] = counts.get(page, 0) + 1
+        return counts
+
+    def _context(self, context: ContextId) -> _Context:
+        table = self._contexts.get(context)
+        if table is None:
+            raise LedgerError(f"context {context} of {self.spec.name} is not open")
+        return table
+
+    @staticmethod
+    def _check_position(context: ContextId, table: _Context, at: int, verb: str) -> None:
+        if not table.pinned <= at <= len(table.slots):
+            raise LedgerError(
+                f"cannot {verb} context {context} at token {at}: it has {len(table.slots)} tokens, "
+                f"{table.pinned} of them pinned"
+            )
+
+    def full(self, owner: Owner, tokens: int) -> ArenaFull:
+        """The error for an owner who cannot go on without room for `tokens`: what is there, and what to lower."""
+        why = f" ({self.refusal.value})" if self.refusal is not None else ""
+        return ArenaFull(
+            f"session {owner} needs {tokens} tokens of {self.spec.name}{why}: {self.free_count} pages of "
+            f"{self._page_tokens} are free, {self.retiring_count} retiring, it has {self._owned.get(owner, 0)} of "
+            f"{self.spec.session_slots or 'any'}; lower context_tokens_max or sessions_max"
+        )
+
+    def check(self) -> None:
+        """Tables, references, guards and free pages agree; raises LedgerError naming what does not. O(tokens)."""
+        self._guards.check()
+        for identity, table in self._contexts.items():
+            self._check_table(identity, table)
+        lying = [extent.page for table in self._contexts.values() for extent in table.extents]
+        used = set(self._owners)
+        waiting = {page for page in range(self.spec.count) if page in self._guards}
+        rules = {
+            "references are counted wrongly": any(
+                lying.count(page) != self._references[page] for page in range(self.spec.count)
+            ),
+            "a page is free and in use": not used.isdisjoint(self._free),
+            "pages are lost": len(used) + len(self._free) != self.spec.count,
+            "a page nobody uses or guards is not free": not used <= set(lying) | waiting,
+            "a guarded page is free": not waiting.isdisjoint(self._free),
+            "owners are counted wrongly": self._owned
+            != {owner: list(self._owners.values()).count(owner) for owner in self._owners.values()},
+            "a page is filled less than its extents say": any(
+                extent.end > self._filled[extent.page] for table in self._contexts.values() for extent in table.extents
+            ),
+        }
+        for sentence, broken in rules.items():
+            if broken:
+                raise LedgerError(f"pages of {self.spec.name}: {sentence}")
+
+    def _check_table(self, identity: ContextId, table: _Context) -> None:
+        size = self._page_tokens
+        laid = chain.from_iterable(
+            range(page * size + offset, page * size + offset + tokens) for page, offset, tokens in table.extents
+        )
+        if list(laid) != list(table.slots) or sum(run.tokens for run in table.runs) + table.pinned != len(table.slots):
+            raise LedgerError(f"context {identity}: its {len(table.slots)} tokens, extents and classes disagree")
+        if any(extent.end > size or extent.tokens < 1 for extent in table.extents):
+            raise LedgerError(f"context {identity} has an extent outside its page")
+
+
+# Runs and extents: small pure functions ------------------------------------------------------------------------------
+
+
+def _first(extents: list[Extent], tokens: int) -> list[Extent]:
+    """The extents of the first `tokens`; the last one may be a part of its original."""
+    first: list[Extent] = []
+    for extent in extents:
+        if tokens <= 0:
+            break
+        first.append(extent if extent.tokens <= tokens else Extent(extent.page, extent.offset, tokens))
+        tokens -= extent.tokens
+    return first
+
+
+def _common(left: list[Extent], right: list[Extent]) -> int:
+    """How many leading extents are the same."""
+    count = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _extend_runs(runs: list[Run], label: CacheClass, tokens: int) -> None:
+    if not tokens:
+        return
+    if runs and runs[-1].label is label:
+        runs[-1] = Run(label, runs[-1].tokens + tokens)
+    else:
+        runs.append(Run(label, tokens))
+
+
+def _trim_runs(runs: list[Run], tokens: int) -> None:
+    """Take tokens off the end."""
+    while tokens:
+        label, count = runs.pop()
+        if count > tokens:
+            runs.append(Run(label, count - tokens))
+        tokens -= min(count, tokens)
+
+
+def _first_runs(runs: list[Run], tokens: int) -> list[Run]:
+    first: list[Run] = []
+    for label, count in runs:
+        if tokens <= 0:
+            break
+        first.append(Run(label, min(count, tokens)))
+        tokens -= count
+    return first
+
+
+def _without_first_runs(runs: list[Run], tokens: int) -> list[Run]:
+    """The runs left when tokens are taken off the front."""
+    for index, (label, count) in enumerate(runs):
+        if count > tokens:
+            return [Run(label, count - tokens), *runs[index + 1 :]]
+        tokens -= count
+    return []
+
+
+def _repinned(runs: list[Run], pinned: int, at_least: int) -> list[Run]:
+    """The runs after the pin has moved from `pinned` to `at_least`, if that is further."""
+    return _without_first_runs(runs, at_least - pinned) if at_least > pinned else runs
+
+
+def _check_sliding(context: ContextId, runs: list[Run], drop: int) -> None:
+    for label, tokens in runs:
+        if drop > 0 and RULES[label].eviction in (Eviction.WITH_EPOCH, Eviction.PINNED):
+            raise LedgerError(
+                f"context {context}: {label.value} tokens do not slide ({RULES[label].eviction.value}); "
+                "commit or cut them first"
+            )
+        drop -= tokens
+
+
+def _labelled_pages(runs: list[Run], extents: list[Extent]) -> list[tuple[int, CacheClass]]:
+    """Every (page, class) pair a table has: both lists cover the same tokens, so they are walked together."""
+    pairs: list[tuple[int, CacheClass]] = []
+    remaining = iter(runs)
+    label, left = next(remaining, Run(CacheClass.CURRENT, 0))
+    for extent in extents:
+        tokens = extent.tokens
+        while tokens:
+            if not left:
+                label, left = next(remaining)
+            pairs.append((extent.page, label))
+            step = min(tokens, left)
+            tokens -= step
+            left -= step
+    return pairs
