@@ -1,0 +1,335 @@
+// The page: wires one session to what is seen, and offers window.duplexd to tests and to the curious.
+// URL: ?auto=1 connects at load, ?mic=0 without microphone, ?aec=0, ?vad=0 (only the server listens for voice), ?token=.
+
+import { ShownCursor } from "./cursor.js";
+import { HELP, Trouble, closedSentence } from "./help.js";
+import { LatencyView } from "./latency.js";
+import { Session, fetchConfig } from "./session.js";
+import { Timeline } from "./timeline.js";
+import { Transcript } from "./transcript.js";
+import { WordsView } from "./words.js";
+
+const EVENTS_MAX = 2000;
+const LOG_LINES_MAX = 200;
+const LATENCIES_MAX = 200;
+const QUIET_EVENTS = new Set(["meter", "pong", "cursor", "words", "user"]); // too many for a log meant to be read
+const STATE_TEXT = {
+  idle: "Not connected", connecting: "Connecting", ready: "Connected", listening: "Listening", thinking: "Thinking",
+  speaking: "Speaking", held: "Paused, listening to you",
+};
+
+const $ = (id) => document.getElementById(id);
+const query = new URLSearchParams(location.search);
+const wantsMicrophone = query.get("mic") !== "0";
+const options = {
+  mic: wantsMicrophone, aec: query.get("aec") !== "0", vad: query.get("vad") !== "0", bargeIn: true,
+  token: query.get("token") ?? "",
+};
+
+const transcript = new Transcript();
+const cursor = new ShownCursor();
+const timeline = new Timeline($("timeline"));
+const wordsView = new WordsView({ list: $("transcript"), empty: $("transcript-empty"), announcer: $("announcer") });
+const latencyView = new LatencyView({ bars: $("latency-bars"), legend: $("latency-legend"), empty: $("latency-empty") });
+const events = [];
+const latencies = [];
+let session = null;
+let config = null;
+let live = null; // the character's entry whose words are being spoken
+let frame = null;
+
+const clock = () => performance.timeOrigin + performance.now();
+
+// -- what happened ----------------------------------------------------------------------------------------------------
+
+function record(kind, detail = {}) {
+  if (kind === "meter") return;
+  events.push({ t: clock(), kind, ...detail });
+  if (events.length > EVENTS_MAX) events.shift();
+  if (!QUIET_EVENTS.has(kind) && $("log").open) addLine(events.at(-1));
+}
+
+function addLine({ t, kind, ...detail }) {
+  const line = document.createElement("li");
+  const at = new Date(t).toISOString().slice(11, 23);
+  line.textContent = `${at}  ${kind}  ${Object.keys(detail).length ? JSON.stringify(detail) : ""}`;
+  $("log-lines").append(line);
+  if ($("log-lines").childElementCount > LOG_LINES_MAX) $("log-lines").firstElementChild.remove();
+  $("log-lines").scrollTop = $("log-lines").scrollHeight;
+}
+
+const handlers = {
+  meter: ({ micDb, remoteDb }) => showLevels(micDb, remoteDb),
+  ready: ({ model, takes, barge_in }) => onReady(model, takes, barge_in),
+  state: ({ state }) => setState(state),
+  user: (message) => show(transcript.user(message)),
+  reply: (message) => show(transcript.reply(message)),
+  words: (message) => show((live = transcript.words(message))),
+  heard: (message) => show(transcript.heard(message)),
+  cursor: (message) => onCursor(message),
+  latency: (message) => onLatency(message),
+  flush: () => cursor.clear(),
+  error: ({ code, message }) => notice({ title: "The server refused something", text: message, detail: code, offer: [] }),
+  pong: () => showRtt(),
+  "autoplay-blocked": () => askForTap(),
+  audible: () => onAudible(),
+  unplugged: () => help("unplugged"),
+  replugged: () => hideNotice(),
+  microphone: ({ echoCancellation }) => ($("aec").checked = echoCancellation),
+  ended: ({ trouble }) => onEnded(trouble),
+};
+
+function on(kind, detail = {}) {
+  record(kind, kind === "ended" ? { code: detail.trouble.code, detail: detail.trouble.detail } : detail);
+  handlers[kind]?.(detail);
+}
+
+function onReady(model, takes, bargeIn) {
+  $("model").textContent = model;
+  $("model").hidden = false;
+  $("barge-in").checked = bargeIn && options.bargeIn;
+  $("text").placeholder = takes.includes("text") ? "Type a message" : "This model reads no text";
+  setState("listening");
+  if (session?.microphone && !takes.includes("audio")) notice({ title: "This model does not listen", text: "It reads text only.", offer: [] });
+}
+
+function onCursor(message) {
+  cursor.take(message, performance.now());
+  animate();
+}
+
+function onLatency(message) {
+  latencies.push(message);
+  if (latencies.length > LATENCIES_MAX) latencies.shift();
+  latencyView.take(message);
+}
+
+function onEnded(trouble) {
+  session = null;
+  setState("idle");
+  help(trouble.code, trouble.code === "closed" ? closedSentence(trouble.detail) : trouble.detail);
+}
+
+// -- connecting and leaving -------------------------------------------------------------------------------------------
+
+async function connect(overrides = {}) {
+  if (session) disconnect();
+  Object.assign(options, overrides);
+  hideNotice();
+  clear();
+  setState("connecting");
+  const mine = {};
+  try {
+    config = await fetchConfig();
+    if (config.token_required && !tokenOf()) throw new Trouble("token");
+    const setup = { ...options, token: tokenOf(), iceServers: config.ice_servers };
+    mine.session = session = new Session({ audio: $("audio"), video: $("video"), on, options: setup });
+    await session.connect();
+  } catch (error) {
+    if (mine.session && mine.session !== session) return; // left in the meantime
+    session = null;
+    setState("idle");
+    failed(error);
+    throw error;
+  }
+}
+
+/** As a person does it: the failure is on the page already. */
+function connectByHand(overrides = {}) {
+  connect(overrides).catch((error) => record("connect-failed", { code: error.code ?? error.name, detail: error.message }));
+}
+
+function failed(error) {
+  if (!(error instanceof Trouble)) return notice({ title: "Something broke in this page", text: String(error), offer: ["retry"] });
+  if (error.code === "token") $("token-form").hidden = false;
+  help(error.code, error.detail);
+  if (error.code === "token") $("token").focus();
+  return undefined;
+}
+
+function disconnect() {
+  const leaving = session;
+  session = null;
+  leaving?.close("left");
+  setState("idle");
+}
+
+function tokenOf() {
+  return $("token").value || options.token;
+}
+
+function clear() {
+  transcript.clear();
+  wordsView.clear();
+  latencyView.clear();
+  latencies.length = 0;
+  cursor.clear();
+  live = null;
+}
+
+// -- what is seen -----------------------------------------------------------------------------------------------------
+
+function setState(state) {
+  document.body.dataset.state = state;
+  const connected = !["idle", "connecting"].includes(state);
+  const deaf = connected && !session?.microphone;
+  $("state").textContent = deaf && state === "listening" ? "Connected without a microphone" : (STATE_TEXT[state] ?? state);
+  $("start").hidden = state !== "idle";
+  $("controls").hidden = state === "idle";
+  $("mic").disabled = !session?.microphone;
+  $("stop").disabled = !["thinking", "speaking", "held"].includes(state);
+  $("text").disabled = !connected;
+  $("composer").querySelector("button").disabled = !connected;
+  if (state === "idle") quiet();
+  if (connected) animate();
+}
+
+function quiet() {
+  $("hear").hidden = true;
+  $("rtt").hidden = true;
+  $("video").hidden = true;
+  showLevels(-100, -100);
+  $("mic").setAttribute("aria-pressed", "false");
+  $("mic").querySelector(".label").textContent = "Mute";
+}
+
+/** -60..-15 dBFS becomes 0..1. */
+function unit(db) {
+  return Math.min(1, Math.max(0, (db + 60) / 45));
+}
+
+function showLevels(micDb, remoteDb) {
+  document.body.style.setProperty("--mic-level", unit(micDb).toFixed(2));
+  document.body.style.setProperty("--voice-level", unit(remoteDb).toFixed(2));
+}
+
+function showRtt() {
+  $("rtt").hidden = session?.rttMs == null;
+  $("rtt").textContent = `${Math.max(1, Math.round(session?.rttMs ?? 0))} ms round trip`;
+}
+
+function show(entry) {
+  wordsView.update(entry, transcript.entries);
+  animate();
+}
+
+function notice({ title, text, detail = "", offer }) {
+  $("notice-title").textContent = title;
+  $("notice-text").textContent = text;
+  $("notice-detail").textContent = detail;
+  $("notice-detail").hidden = !detail;
+  $("retry").hidden = !offer.includes("retry") && !offer.includes("token");
+  $("listen").hidden = !offer.includes("listen");
+  $("notice").hidden = false;
+}
+
+function help(code, detail = "") {
+  const { title, text, offer } = HELP[code];
+  notice(text ? { title, text, detail, offer } : { title, text: detail, offer });
+}
+
+function hideNotice() {
+  $("notice").hidden = true;
+}
+
+function askForTap() {
+  $("hear").hidden = false;
+  help("autoplay");
+}
+
+function onAudible() {
+  $("hear").hidden = true;
+  hideNotice();
+}
+
+// -- movement ---------------------------------------------------------------------------------------------------------
+
+function animate() {
+  if (frame === null && document.visibilityState === "visible") frame = requestAnimationFrame(step);
+}
+
+function step(now) {
+  frame = null;
+  const state = document.body.dataset.state;
+  const moving = state === "speaking" && !session?.gate.muted;
+  const ahead = cursor.ahead(now, moving);
+  timeline.draw(ahead, live?.words ?? []);
+  figures(ahead, now);
+  if (live) wordsView.paint(live, ahead?.playback ?? null);
+  if (state === "speaking" || state === "held") animate();
+}
+
+let figuresAt = 0;
+
+/** Numbers change five times a second: faster and nobody can read them. */
+function figures(ahead, now) {
+  if (now - figuresAt < 200 && ahead) return;
+  figuresAt = now;
+  const ms = (value) => (ahead ? `${Math.round(value)} ms` : "–");
+  $("delivered").textContent = ms(ahead?.delivered);
+  $("lookahead").textContent = ms(ahead?.lookahead);
+  $("budget").textContent = ms(ahead?.budget);
+  $("timeline-badge").hidden = !ahead?.assumed;
+}
+
+// -- hands ------------------------------------------------------------------------------------------------------------
+
+function say(text) {
+  const words = text.trim();
+  return words && session ? session.say(words) : null;
+}
+
+function toggleMicrophone() {
+  const muted = $("mic").getAttribute("aria-pressed") !== "true";
+  session.muteMicrophone(muted);
+  $("mic").setAttribute("aria-pressed", String(muted));
+  $("mic").querySelector(".label").textContent = muted ? "Unmute" : "Mute";
+}
+
+async function changeEchoCancellation() {
+  options.aec = $("aec").checked;
+  try {
+    await session?.setEchoCancellation(options.aec);
+  } catch (error) {
+    failed(error);
+  }
+}
+
+function wire() {
+  $("connect").onclick = () => connectByHand({ mic: wantsMicrophone });
+  $("retry").onclick = () => connectByHand({ mic: wantsMicrophone });
+  $("listen").onclick = () => connectByHand({ mic: false });
+  $("dismiss").onclick = hideNotice;
+  $("leave").onclick = disconnect;
+  $("mic").onclick = toggleMicrophone;
+  $("stop").onclick = () => session?.stop();
+  $("hear").onclick = () => session?.play();
+  $("barge-in").onchange = () => { options.bargeIn = $("barge-in").checked; session?.setBargeIn(options.bargeIn); };
+  $("aec").onchange = changeEchoCancellation;
+  $("token-form").onsubmit = (event) => { event.preventDefault(); connectByHand(); };
+  $("composer").onsubmit = (event) => { event.preventDefault(); if (say($("text").value)) $("text").value = ""; };
+  $("video").onloadeddata = () => ($("video").hidden = false);
+  $("log").ontoggle = () => { if ($("log").open) { $("log-lines").replaceChildren(); events.filter((e) => !QUIET_EVENTS.has(e.kind)).slice(-LOG_LINES_MAX).forEach(addLine); } };
+  document.addEventListener("visibilitychange", animate);
+  addEventListener("resize", animate);
+  addEventListener("pagehide", disconnect);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", animate);
+}
+
+window.duplexd = {
+  get state() { return document.body.dataset.state; },
+  get session() { return session?.number ?? null; },
+  get cursor() { return cursor.last && { ...cursor.last, shown: cursor.shown }; },
+  get muted() { return session?.gate.muted ?? false; },
+  get position() { return session?.position() ?? null; },
+  transcript: () => transcript.snapshot(),
+  latencies, events, connect, disconnect, say,
+  stop: () => session?.stop(),
+};
+
+wire();
+$("aec").checked = options.aec;
+setState("idle");
+animate();
+if (!navigator.mediaDevices) help("insecure");
+if (query.get("auto") === "1") connectByHand();

@@ -1,0 +1,83 @@
+// The microphone and the detector that listens to it.
+
+import { Trouble, microphoneCode } from "./help.js";
+
+/** Opens the microphone. Raises Trouble with a key of HELP. */
+export async function openMicrophone({ echoCancellation }) {
+  if (!navigator.mediaDevices?.getUserMedia) throw new Trouble("insecure");
+  const audio = { echoCancellation, noiseSuppression: true, autoGainControl: true };
+  try {
+    return await navigator.mediaDevices.getUserMedia({ audio });
+  } catch (error) {
+    throw new Trouble(microphoneCode(error), `${error.name}: ${error.message}`);
+  }
+}
+
+/** What the browser really does, whatever was asked: newer ones name the kind of cancellation instead of true. */
+export function cancelsEcho(track) {
+  return Boolean(track.getSettings().echoCancellation);
+}
+
+/** The worklet with its two inputs. It never feeds the loudspeaker: sound through WebAudio escapes echo cancellation. */
+export class Ears {
+  /**
+   * @param {{onVoice: (found: object) => void, onMeter: (found: object) => void}} handlers
+   */
+  constructor({ onVoice, onMeter }) {
+    this.onVoice = onVoice;
+    this.onMeter = onMeter;
+    this.context = null;
+    this.node = null;
+    this.micSource = null;
+    this.remoteSource = null;
+  }
+
+  async start(microphone) {
+    this.context = new AudioContext({ latencyHint: "interactive" });
+    await this.context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
+    if (!this.context || this.context.state === "closed") return; // left while the module was loading
+    this.node = new AudioWorkletNode(this.context, "voice", {
+      numberOfInputs: 2,
+      numberOfOutputs: 1,
+      processorOptions: { echoCancellation: cancelsEcho(microphone.getAudioTracks()[0]) },
+    });
+    this.node.port.onmessage = ({ data }) => (data.meter ? this.onMeter(data) : this.onVoice(data));
+    const silent = new GainNode(this.context, { gain: 0 });
+    this.node.connect(silent).connect(this.context.destination); // without a destination the graph is not pulled
+    this.listenTo(microphone);
+  }
+
+  listenTo(microphone) {
+    if (!this.node) return;
+    this.micSource?.disconnect();
+    this.micSource = new MediaStreamAudioSourceNode(this.context, { mediaStream: microphone });
+    this.micSource.connect(this.node, 0, 0);
+    this.tell({ echoCancellation: cancelsEcho(microphone.getAudioTracks()[0]) });
+  }
+
+  /** Taps the character's voice, so that its echo is not taken for a person. */
+  tap(remote) {
+    if (!this.node || this.remoteSource) return;
+    this.remoteSource = new MediaStreamAudioSourceNode(this.context, { mediaStream: remote });
+    this.remoteSource.connect(this.node, 0, 1);
+  }
+
+  tell(message) {
+    this.node?.port.postMessage(message);
+  }
+
+  get running() {
+    return this.context?.state === "running";
+  }
+
+  async resume() {
+    await this.context?.resume();
+  }
+
+  close() {
+    this.tell({ close: true });
+    if (this.context && this.context.state !== "closed") this.context.close();
+    this.context = null;
+    this.node = null;
+  }
+}
