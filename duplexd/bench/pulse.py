@@ -41,6 +41,9 @@ LOUDSPEAKER_SINK = "spk"
 MICROPHONE_SINK = "mic"
 MICROPHONE_SOURCE = "vmic"
 
+# Without it the server names 44100 Hz as the machine's rate, and browsers resample to it and back (measured: 16 ms more
+# from page to loudspeaker); a file of its own also keeps the machine's settings out.
+_SERVER_CONFIG = f"default-sample-rate = {RATE}\nalternate-sample-rate = {RATE}\ndefault-sample-format = s16le\n"
 _SOCKET_PATH_MAX = 107  # of sockaddr_un, without the final zero
 _IDLE_EXIT_S = 10
 _START_LIMIT_S = 15.0  # a first stream on an idle null sink alone takes 2 s
@@ -57,7 +60,7 @@ _FOUND_LIMIT_S = 3.0
 class Echo(msgspec.Struct, frozen=True):
     """The air between loudspeaker and microphone."""
 
-    latency_ms: int = 30
+    latency_ms: int = 30  #: of the loopback; sound stamped t at the loudspeaker is stamped about t + this - 10 ms here
     gain: float = 0.25  #: linear, 0..1; 0.25 is -12 dB
 
     def __post_init__(self) -> None:
@@ -230,6 +233,9 @@ class PulseRig:
 
     def _start_server(self, socket: Path, cleanup: contextlib.ExitStack) -> subprocess.Popen[bytes]:
         environment = {key: value for key, value in self._env.items() if key != "PULSE_SERVER"}
+        config = self._directory / "daemon.conf"
+        config.write_text(_SERVER_CONFIG)
+        environment["PULSE_CONFIG"] = str(config)
         with (self._directory / "log").open("wb") as log:
             server = start(_server_command(socket), env=environment, stderr=log)
         cleanup.callback(end, server)

@@ -10,7 +10,7 @@
    neighbour.
 4. A word is a pure function of its sample numbers: any slice of it equals the same slice of the whole.
 5. The ear reports what was *heard* of a word. A word muted in the middle and resumed is heard twice, in two parts; less
-   than some 20 ms of a word cannot be told from a click and is not reported, nor is what is 20 dB below the loudest word.
+   than some 20 ms of a word cannot be told from a click and is not reported, nor is what is 20 dB below the loudest.
 """
 
 from __future__ import annotations
