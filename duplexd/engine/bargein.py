@@ -1,0 +1,91 @@
+"""Decides what a voice over the reply is: an interruption, or a false alarm (DESIGN §6).
+
+Playout is frozen while this is being decided, so a wrong *wait* costs a pause and a wrong *advance* costs the reply. The
+rules are tried in order; the first that applies decides:
+
+    1. the person pressed stop                                       -> ADVANCE
+    2. nothing of the reply was heard yet                            -> ADVANCE once the voice is `voice_min` long
+    3. what was heard is mostly the character itself                 -> RESUME
+    4. words that are more than an acknowledgement, and not the reply's own -> ADVANCE
+    5. the voice is over, and it was short, an acknowledgement or no words  -> RESUME
+    6. `decide_max` has passed                                       -> ADVANCE with words, RESUME without
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+import msgspec
+
+from duplexd.units import Ticks, ticks_from_ms
+
+
+class Decision(Enum):
+    WAIT = "wait"
+    ADVANCE = "advance"
+    RESUME = "resume"
+
+
+class VoiceView(msgspec.Struct, frozen=True):
+    """What is known of the voice that froze playout."""
+
+    source: str
+    elapsed: Ticks  #: since the onset, on the input timeline
+    voiced: Ticks  #: voiced and not explained by the character's own sound
+    echo: Ticks  #: explained by the character's own sound
+    silence: Ticks  #: since the last voiced block
+    text: str  #: newest transcript
+    transcribed: bool  #: the transcript covers everything voiced
+    reply_heard: bool  #: at least one word of the reply was heard
+    reply_tail: str  #: what the character said last, up to the cursor and a little beyond
+
+
+class BargeInTunables(msgspec.Struct, frozen=True):
+    voice_min: Ticks = ticks_from_ms(200)  #: a shorter voice is no interruption
+    silence_end: Ticks = ticks_from_ms(300)  #: the voice is over after this much silence
+    decide_max: Ticks = ticks_from_ms(1600)  #: under the front end's `hold_max` of 2 s
+
+
+ACKNOWLEDGEMENTS = frozenset(
+    """mm mhm mmhm hm hmm hmmm mmm uh uhhuh huh uhuh ah aha oh ooh okay ok yeah yep yes yup right sure aw wow
+    um er hum m""".split()
+)
+_WORD = re.compile(r"[a-z']+")
+
+
+class BargeInRule:
+    def __init__(self, tunables: BargeInTunables) -> None:
+        self.tunables = tunables
+
+    def decide(self, view: VoiceView) -> Decision:
+        t = self.tunables
+        if view.source == "stop":
+            return Decision.ADVANCE
+        if not view.reply_heard and view.voiced >= t.voice_min:
+            return Decision.ADVANCE
+        over = view.silence >= t.silence_end
+        if view.echo > view.voiced and (over or view.echo >= 2 * t.voice_min):
+            return Decision.RESUME
+        words = content_words(view.text)
+        # One word that the reply also holds may well be the person's ("Paris?"), unless sound came back as well.
+        own = echoes(words, view.reply_tail) and (len(words) > 1 or view.echo > 0)
+        if words and not own and view.voiced >= t.voice_min:
+            return Decision.ADVANCE
+        if over and (view.transcribed or view.voiced < t.voice_min):
+            return Decision.RESUME
+        if view.elapsed >= t.decide_max:
+            return Decision.ADVANCE if words and not own else Decision.RESUME
+        return Decision.WAIT
+
+
+def content_words(text: str) -> list[str]:
+    """Words that are more than an acknowledgement."""
+    words = _WORD.findall(text.lower().replace("-", ""))
+    return [w for w in words if w.strip("'") not in ACKNOWLEDGEMENTS]
+
+
+def echoes(words: list[str], tail: str) -> bool:
+    """True when nearly all words are what the character itself was just saying."""
+    own = set(_WORD.findall(tail.lower()))
+    return bool(words) and sum(w in own for w in words) >= max(1, round(0.75 * len(words)))

@@ -1,0 +1,353 @@
+"""The engine's core: facts in, orders and news out, no clock, no socket, no tensor (DESIGN §4).
+
+1. `handle` and `handle_timer` take `now`; `timer` is None or strictly later than the last `now`.
+2. Everything to do comes out of `commands`, in order: `Launch` for the executor, all else for the front end.
+3. A fact about an unknown or closed session changes nothing and is counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from duplexd.engine.bargein import BargeInRule
+from duplexd.engine.dialogue import Dialogue
+from duplexd.engine.monitor import Monitor
+from duplexd.engine.policy import SchedulingPolicy
+from duplexd.engine.scheduler import Scheduler
+from duplexd.engine.session import FEED_MAX, Session
+from duplexd.engine.stores import Stores
+from duplexd.engine.work import Launch, StageFailed, StageFinished, Work
+from duplexd.errors import SessionRefused
+from duplexd.ids import ChunkId, ConditionVersion, Epoch, FenceId, SessionId, WorkId
+from duplexd.media.endpoint import EndpointRule
+from duplexd.messages import (
+    AdmitSession,
+    ClientStalled,
+    CursorReported,
+    DoorsClosed,
+    EndSession,
+    EngineReady,
+    FreeSlots,
+    HoldAnswered,
+    HoldExpired,
+    ImageArrived,
+    InputRefusal,
+    MediaArrived,
+    Metrics,
+    Modality,
+    RefuseSession,
+    SessionClosed,
+    SessionOpened,
+    SettingChanged,
+    SlotsFreed,
+    TextArrived,
+    VoiceStarted,
+    VoiceStopped,
+)
+from duplexd.streams.graph import ModelPlan
+from duplexd.streams.stage import Role, ThinkJob
+from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
+
+PROGRESS_EVERY = Nanos(100 * NANOS_PER_MS)
+METRICS_EVERY = Nanos(NANOS_PER_SECOND)
+ANCHOR_SESSION = SessionId(0)  #: the anchor's prefill is nobody's session
+
+
+class EngineCore:
+    """All sessions of one engine process."""
+
+    def __init__(
+        self,
+        *,
+        plan: ModelPlan,
+        stores: Stores,
+        policy: SchedulingPolicy,
+        endpoint: EndpointRule,
+        barge_in: BargeInRule,
+        sessions_max: int,
+    ) -> None:
+        self.plan = plan
+        self.stores = stores
+        self.monitor = Monitor()
+        self.sessions: dict[SessionId, Session] = {}
+        self._closing: dict[SessionId, Session] = {}  #: closed, with work still in flight
+        self._policy = policy
+        self._endpoint = endpoint
+        self._barge_in = barge_in
+        self._sessions_max = sessions_max
+        self._scheduler = Scheduler(plan.stages, policy)
+        self._out: list[Any] = []
+        self._work_of: dict[WorkId, SessionId] = {}
+        self._last_work = 0
+        self._timers: dict[SessionId, Nanos] = {}
+        self._now = Nanos(0)
+        self._ready = False
+        self._next_progress = Nanos(0)
+        self._next_metrics = Nanos(0)
+        self.doors_closed = ""
+        self._anchor = tuple(Dialogue(plan.dialect).anchor)
+
+    # The contract --------------------------------------------------------------------------------------------------
+
+    def start(self, now: Nanos) -> None:
+        """Prefill the anchor; the engine is ready when it lies in the arena."""
+        self._now = now
+        self.stores.anchor.follow(self._anchor)
+        self._warm()
+
+    def handle(self, event: Any, now: Nanos) -> None:
+        self._now = now
+        if isinstance(event, StageFinished | StageFailed):
+            self._handle_stage(event, now)
+        elif isinstance(event, SlotsFreed):
+            self.stores.out_slots.extend(event.slots)
+            for session in self.sessions.values():
+                self._touch(session, now)
+        elif isinstance(event, DoorsClosed):
+            self.doors_closed = event.reason
+        elif isinstance(event, SessionOpened):
+            self._open(event, now)
+        else:
+            self._handle_session(event, now)
+        self._round(now)
+
+    def handle_timer(self, now: Nanos) -> None:
+        self._now = now
+        for session_id in [s for s, at in self._timers.items() if at <= now]:
+            self._touch(self.sessions[session_id], now)
+        if now >= self._next_progress:
+            self._report(now)
+        self._round(now)
+
+    def timer(self) -> Nanos | None:
+        """When to call `handle_timer` if nothing happens before; strictly later than the last call."""
+        times = list(self._timers.values())
+        if self.sessions:
+            times.append(self._next_progress)
+        return Nanos(max(min(times), self._now + 1)) if times else None
+
+    def commands(self) -> list[Any]:
+        out, self._out = self._out, []
+        return out
+
+    # Sessions ------------------------------------------------------------------------------------------------------
+
+    def _open(self, fact: SessionOpened, now: Nanos) -> None:
+        reason = self._refusal(fact.session)
+        if not reason:
+            try:
+                self.sessions[fact.session] = Session(
+                    session=fact.session,
+                    plan=self.plan,
+                    stores=self.stores,
+                    monitor=self.monitor,
+                    emit=self._emit,
+                    endpoint=self._endpoint,
+                    barge_in=self._barge_in,
+                    allow_barge_in=fact.barge_in,
+                    priority=fact.priority,
+                    response_deadline=fact.response_deadline,
+                    now=now,
+                )
+            except SessionRefused as refused:
+                self.stores.close_session(fact.session, after=None)
+                reason = str(refused)
+        if reason:
+            self.monitor.count("sessions_refused")
+            self._emit(RefuseSession(fact.session, reason))
+            return
+        self.monitor.count("sessions_admitted")
+        self._next_progress = Nanos(now + PROGRESS_EVERY)
+        self._emit(AdmitSession(fact.session))
+        self._touch(self.sessions[fact.session], now)
+
+    def _refusal(self, session: SessionId) -> str:
+        """Why this session cannot be admitted, '' if it can. The text names what is missing (DESIGN §5 rule 9)."""
+        if self.doors_closed:
+            return f"session {session}: the engine is stopping ({self.doors_closed})"
+        if not self._ready:
+            return f"session {session}: the engine is still loading; try again in a few seconds"
+        held = len(self.sessions) + len(self._closing)
+        if held >= self._sessions_max:
+            return (
+                f"session {session}: {len(self.sessions)} of {self._sessions_max} sessions are open; "
+                "wait for one to end or raise sessions_max"
+            )
+        return ""
+
+    def _handle_session(self, event: Any, now: Nanos) -> None:
+        session = self.sessions.get(event.session)
+        if session is None:
+            if isinstance(event, MediaArrived):
+                self._emit(FreeSlots((event.slot,)))
+            self.monitor.count("facts_about_nobody")
+            return
+        match event:
+            case MediaArrived():
+                session.on_media(event, now)
+            case VoiceStarted():
+                session.on_voice_started(event, now)
+            case HoldAnswered():
+                session.on_hold_answered(event, now)
+            case VoiceStopped():
+                pass  # The silence clock runs on the blocks themselves.
+            case HoldExpired():
+                session.on_hold_expired(event.resumed, event.hold, now)
+            case CursorReported():
+                session.on_cursor(event, now)
+            case TextArrived():
+                session.on_text(event, now)
+            case ImageArrived():
+                takes = ", ".join(self.plan.takes)
+                reason = f"The model {self.plan.name} does not read images; it takes {takes}."
+                self._emit(InputRefusal(session.id, "modality_unsupported", reason, event.key))
+            case SettingChanged():
+                session.on_setting(event)
+            case ClientStalled():
+                session.stalled = event.stalled
+            case SessionClosed():
+                self._close(session)
+                return
+        self._touch(session, now)
+
+    def _close(self, session: Session) -> None:
+        del self.sessions[session.id]
+        self._timers.pop(session.id, None)
+        self._scheduler.offer(session.id, ())
+        session.close()
+        if session.in_flight:
+            self._closing[session.id] = session
+        self.monitor.count("sessions_closed")
+
+    def _touch(self, session: Session, now: Nanos) -> None:
+        """Something about this session has changed: decide, then offer what it wants."""
+        session.settle(now)
+        if session.fault:
+            self._emit(EndSession(session.id, session.fault))
+            self._close(session)
+            return
+        self._scheduler.offer(session.id, session.wanted(now))
+        at = session.timer(now)
+        if at is None:
+            self._timers.pop(session.id, None)
+        else:
+            self._timers[session.id] = at
+
+    # Work ----------------------------------------------------------------------------------------------------------
+
+    def _handle_stage(self, event: StageFinished | StageFailed, now: Nanos) -> None:
+        self._scheduler.end(event.work)
+        session_id = self._work_of.pop(event.work)
+        if isinstance(event, StageFinished):
+            self.monitor.count("launches")
+        if session_id == ANCHOR_SESSION:
+            self._warmed(event)
+        elif session_id in self._closing:
+            if self._closing[session_id].orphan(event):
+                del self._closing[session_id]
+        else:
+            session = self.sessions[session_id]
+            if isinstance(event, StageFinished):
+                session.on_finished(event, now)
+            else:
+                session.on_failed(event, now)
+            self._touch(session, now)
+
+    def _round(self, now: Nanos) -> None:
+        """Every idle lane gets the most urgent work that can start."""
+        share = 1.0 - self.stores.pages.free_count / self.stores.pages.spec.count
+        for lane in self._scheduler.idle_lanes():
+            for work in self._scheduler.ranked(lane, now, share):
+                if self._launch(work, now):
+                    break
+
+    def _launch(self, work: Work, now: Nanos) -> bool:
+        self._last_work += 1
+        work_id = WorkId(self._last_work)
+        session = self.sessions[work.session]
+        launch = session.launch(work, work_id, now)
+        self._scheduler.offer(session.id, session.wanted(now))
+        if launch is None:
+            return False
+        self._work_of[work_id] = session.id
+        self._scheduler.begin(work_id, work.stage)
+        self._out.append(launch)
+        return True
+
+    def _emit(self, news: Any) -> None:
+        self._out.append(news)
+
+    # The anchor ----------------------------------------------------------------------------------------------------
+
+    def _warm(self) -> None:
+        anchor = self.stores.anchor
+        if anchor.behind == 0:
+            self.stores.pin_anchor()
+            self._ready = True
+            self._emit(self._engine_ready())
+            return
+        self._last_work += 1
+        work = WorkId(self._last_work)
+        feed = anchor.launch(work, steps=0, feed_max=4 * FEED_MAX)
+        stage = self.plan.need(Role.THINK).name
+        job = ThinkJob(
+            session=ANCHOR_SESSION,
+            epoch=Epoch(0),
+            chunk=ChunkId(0),
+            condition=ConditionVersion(0),
+            slots=feed.slots,
+            past=feed.past,
+            feed=feed.tokens,
+            steps=0,
+        )
+        self._work_of[work] = ANCHOR_SESSION
+        self._scheduler.begin(work, stage)
+        self._out.append(Launch(work, stage, (job,)))
+
+    def _warmed(self, event: StageFinished | StageFailed) -> None:
+        self.stores.fence_passed(FenceId(event.work))
+        if isinstance(event, StageFailed):
+            raise RuntimeError(f"the model {self.plan.name} cannot read its own anchor: {event.reason}")
+        self.stores.anchor.land(event.work, ())
+        self._warm()
+
+    def _engine_ready(self) -> EngineReady:
+        return EngineReady(
+            model=self.plan.name,
+            sessions_max=self._sessions_max,
+            sample_rate=self.plan.sample_rate,
+            takes=tuple(Modality(name) for name in self.plan.takes),
+            cut=self.plan.cut.value,
+            voice=self.plan.voice,
+        )
+
+    # News for whoever watches --------------------------------------------------------------------------------------
+
+    def _report(self, now: Nanos) -> None:
+        self._next_progress = Nanos(now + PROGRESS_EVERY)
+        for session in self.sessions.values():
+            if session.reply is not None:
+                self._emit(session.progress(now))
+        if now >= self._next_metrics:
+            self._next_metrics = Nanos(now + METRICS_EVERY)
+            self._emit(self.metrics())
+
+    def metrics(self) -> Metrics:
+        """Counters, and what is held now: the baseline that every close returns to."""
+        usage = self.stores.pages.usage()
+        values = self.monitor.values()
+        values |= {
+            "sessions": float(len(self.sessions)),
+            "closing_sessions": float(len(self._closing)),
+            "work_in_flight": float(self._scheduler.running_count),
+            "out_slots_free": float(len(self.stores.out_slots)),
+            "pages_free": float(usage.free),
+            "pages_retiring": float(usage.retiring),
+            "latents_held": float(self.stores.latents.spec.count - self.stores.latents.free_count),
+            "ingest_held": float(self.stores.ingest.spec.count - self.stores.ingest.free_count),
+        }
+        values |= {f"tokens_{kind.value}": float(count) for kind, count in usage.tokens.items()}
+        chunks = [s.chunks for s in self.sessions.values()]
+        values["heard_ticks_open"] = float(sum(c.heard_ticks for c in chunks))
+        values["discarded_ticks_open"] = float(sum(c.discarded_ticks for c in chunks))
+        return Metrics(values)

@@ -1,0 +1,227 @@
+"""What was said, as the tokens the thinker must hold; and the context that holds them.
+
+1. `Dialogue` is the truth: heard words only. `Context` follows it: whatever of its keys still fits is kept, the rest is cut.
+2. A context is a block table over arena pages; the core decides every append and every cut, so that it can name the fence
+   behind which a page becomes free.
+3. Words spoken over a reply go to a branch forked at the last heard token (DESIGN §6): `advance` makes the branch the trunk,
+   `resume` drops it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from duplexd.errors import ArenaFull
+from duplexd.ids import ContextId, FenceId, WorkId
+from duplexd.memory.classes import CacheClass
+from duplexd.memory.pages import PageLedger
+from duplexd.streams.graph import Dialect
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """One closed turn of the person and what was heard of the reply."""
+
+    user: str
+    reply: str
+    tokens: tuple[int, ...]
+
+
+class Dialogue:
+    """Tokens of a conversation in which the character remembers only what was heard."""
+
+    def __init__(self, dialect: Dialect, *, exchanges: Sequence[Exchange] = ()) -> None:
+        self._dialect = dialect
+        self.anchor = tuple(dialect.anchor())
+        self.exchanges: list[Exchange] = list(exchanges)
+        self.user = ""  #: words of the open turn
+        self.user_open = False
+        self.replying = False
+        self.reply: list[int] = []  #: tokens of the open reply
+
+    # the person ----------------------------------------------------------------------------------------------------
+
+    def say(self, words: str) -> None:
+        """The words of the open turn are these; opens a turn if none is."""
+        self.user, self.user_open = words, True
+
+    def close_user(self) -> None:
+        """The turn has ended and the reply begins."""
+        self.replying, self.reply = True, []
+
+    # the character -------------------------------------------------------------------------------------------------
+
+    def think(self, tokens: Sequence[int]) -> None:
+        self.reply.extend(tokens)
+
+    def finish_reply(self, *, kept: int, text: str) -> None:
+        """The reply is over and its first `kept` tokens (which say `text`) were heard.
+
+        Nothing heard: there was no reply, and the person's turn is open again (field case T-BI-14).
+        """
+        if not self.replying:
+            return
+        self.replying = False
+        if kept == 0:
+            self.reply = []
+            return
+        tokens = [*self._user_tokens(), *self._dialect.close_user_open_reply(), *self.reply[:kept]]
+        tokens += self._dialect.close_reply()
+        self.exchanges.append(Exchange(self.user, text, tuple(tokens)))
+        self.user, self.user_open, self.reply = "", False, []
+
+    def forget_turn(self) -> None:
+        """The open turn came to nothing."""
+        self.user, self.user_open = "", False
+
+    # tokens --------------------------------------------------------------------------------------------------------
+
+    def tokens(self) -> list[int]:
+        tokens = list(self.anchor)
+        for exchange in self.exchanges:
+            tokens += exchange.tokens
+        tokens += self._user_tokens()
+        if self.replying:
+            tokens += self._dialect.close_user_open_reply()
+            tokens += self.reply
+        return tokens
+
+    def _user_tokens(self) -> list[int]:
+        if not self.user_open:
+            return []
+        return [*self._dialect.open_user(), *self._dialect.words(self.user, first=True)]
+
+    def interrupted(self, *, kept: int, text: str) -> Dialogue:
+        """What this dialogue would be if the reply ended here."""
+        other = Dialogue(self._dialect, exchanges=self.exchanges)
+        other.user, other.user_open = self.user, self.user_open
+        other.replying, other.reply = self.replying, list(self.reply)
+        other.finish_reply(kept=kept, text=text)
+        return other
+
+    def slide(self) -> int:
+        """Forget the oldest exchange; returns how many tokens went, 0 when there is none."""
+        if not self.exchanges:
+            return 0
+        return len(self.exchanges.pop(0).tokens)
+
+
+class Feed(msgspec.Struct, frozen=True):
+    """One launch on a context: what to append and where everything lies."""
+
+    slots: bytes
+    past: int
+    tokens: tuple[int, ...]
+    steps: int
+
+
+class Context:
+    """Keys of one token sequence in the arena, kept a prefix of what the dialogue wants."""
+
+    def __init__(self, pages: PageLedger, context: ContextId, ids: Sequence[int]) -> None:
+        self._pages = pages
+        self.id = context
+        self.ids: list[int] = list(ids)  #: tokens whose keys are in the arena or being written
+        self.want: list[int] = list(ids)
+        self.flight: WorkId | None = None
+        self._reserved = 0
+        self._past = len(self.ids)  #: tokens before the flight
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """The context shall hold `tokens`; keys past the common prefix are cut behind the fence of the flight."""
+        kept = common_prefix(self.ids, tokens)
+        self.want = list(tokens)
+        if kept < len(self.ids):
+            self._pages.cut(self.id, kept, after=self.fence)
+            del self.ids[kept:]
+            self._reserved = 0
+
+    @property
+    def fence(self) -> FenceId | None:
+        return None if self.flight is None else FenceId(self.flight)
+
+    @property
+    def behind(self) -> int:
+        """Tokens wanted that no key exists for."""
+        return len(self.want) - len(self.ids)
+
+    def launch(self, work: WorkId, *, steps: int, feed_max: int) -> Feed:
+        """Append the next tokens (and room for `steps` decoded ones). Raises ArenaFull and changes nothing when short."""
+        feed = tuple(self.want[len(self.ids) : len(self.ids) + feed_max])
+        steps = steps if len(self.ids) + len(feed) == len(self.want) else 0
+        room = max(0, steps - 1)
+        label = CacheClass.CURRENT if steps else CacheClass.INGEST
+        if not self._pages.append(self.id, len(feed) + room, label):
+            why = self._pages.refusal.value if self._pages.refusal else "refused"
+            raise ArenaFull(f"context {self.id} needs {len(feed) + room} more tokens: {why}")
+        past = self._past = len(self.ids)
+        self.ids += feed
+        self.flight, self._reserved = work, room
+        return Feed(slots=self._pages.slots(self.id), past=past, tokens=feed, steps=steps)
+
+    def land(self, work: WorkId, tokens: Sequence[int]) -> None:
+        """The flight came back with decoded tokens; the last of them has no key yet. A stale flight changes nothing."""
+        if work != self.flight:
+            return
+        self.flight = None
+        written = tokens[:-1][: self._reserved]
+        self.ids += written
+        if self._reserved > len(written):
+            self._pages.cut(self.id, len(self.ids), after=None)
+        self._reserved = 0
+
+    def abort(self, work: WorkId) -> None:
+        """The flight failed: what it should have written was not, so none of it stays."""
+        if work == self.flight:
+            self.flight, self._reserved = None, 0
+            kept = min(self._past, len(self.ids))
+            self._pages.cut(self.id, kept, after=None)
+            del self.ids[kept:]
+
+    def commit(self, upto: int) -> None:
+        """Tokens below `upto` were heard or said: CURRENT -> RECENT."""
+        self._pages.commit(self.id, min(upto, len(self.ids)))
+
+    def fork(self, tokens: Sequence[int]) -> Context:
+        """A branch that shares every key it has in common with `tokens`."""
+        kept = common_prefix(self.ids, tokens)
+        branch = Context(self._pages, self._pages.fork(self.id, kept), self.ids[:kept])
+        branch.want = list(tokens)
+        return branch
+
+    def become(self, branch: Context) -> Context:
+        """Advance: the branch is the trunk from now on, under the trunk's id. Returns the branch; this one is spent."""
+        self._pages.promote(branch.id, self.id, after=self.fence)
+        branch.id = self.id
+        self.flight = None  # What still flies for the old trunk lands nowhere; its pages wait behind its fence.
+        return branch
+
+    def slide(self, anchor: int, drop: int) -> None:
+        """Forget `drop` tokens after the anchor; those that stay are renumbered when they are read."""
+        held = max(0, min(drop, len(self.ids) - anchor))
+        if held:
+            self._pages.commit(self.id, anchor + held)
+            self._pages.slide(self.id, held, after=self.fence)
+            del self.ids[anchor : anchor + held]
+            self._past = max(anchor, self._past - held)
+        del self.want[anchor : anchor + drop]
+
+    def close(self) -> None:
+        self._pages.close(self.id, after=self.fence)
+        self.flight = None
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    length = min(len(left), len(right))
+    if left[:length] == right[:length]:
+        return length
+    low, high = 0, length
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[:middle] == right[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

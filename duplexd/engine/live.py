@@ -1,0 +1,79 @@
+"""The live world: the channel to the front end, lanes that really run, the machine's clock."""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from typing import Any
+
+from duplexd import clock
+from duplexd.channel import Channel
+from duplexd.engine.work import Launch, StageFailed, StageFinished
+from duplexd.errors import ChannelClosed
+from duplexd.messages import pack, unpack_fact
+from duplexd.streams.executor import POLL_NS, Completion, Executor
+from duplexd.units import NANOS_PER_MS, Nanos
+
+IDLE_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
+
+
+class LiveWorld:
+    """Waits for packets and completions at once. Ends when the front end is gone."""
+
+    def __init__(self, channel: Channel, executor: Executor) -> None:
+        self._channel = channel
+        self._executor = executor
+        self._events: deque[Any] = deque()
+        self._ended = False
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+        self._poll.register(executor.fileno(), select.POLLIN)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def now(self) -> Nanos:
+        return clock.now()
+
+    def wait(self, until: Nanos | None) -> Any | None:
+        """A due timer goes before the next event, so that a flood of events cannot starve it."""
+        if until is not None and self.now() >= until:
+            return None
+        if not self._events:
+            self._gather(until)
+        return self._events.popleft() if self._events else None
+
+    def _gather(self, until: Nanos | None) -> None:
+        remaining = IDLE_WAIT_MAX if until is None else min(IDLE_WAIT_MAX, max(0, until - self.now()))
+        if self._executor.needs_poll:
+            remaining = min(remaining, POLL_NS)  # CUDA events have no descriptor.
+        self._watch_writes()
+        # poll() takes whole milliseconds: round up, or the last fraction would be spun away.
+        self._poll.poll(-(-remaining // NANOS_PER_MS))
+        self._events.extend(map(_fact, self._executor.completions()))
+        try:
+            self._channel.flush()
+            self._events.extend(map(unpack_fact, self._channel.receive()))
+        except ChannelClosed:
+            self._ended = True
+
+    def _watch_writes(self) -> None:
+        writes = select.POLLOUT if self._channel.wants_write else 0
+        self._poll.modify(self._channel.fileno(), select.POLLIN | writes)
+
+    def execute(self, command: Any, now: Nanos) -> None:
+        if isinstance(command, Launch):
+            self._executor.launch(command.work, command.stage, command.jobs)
+            return
+        try:
+            self._channel.send(pack(command))
+        except ChannelClosed:
+            self._ended = True
+
+
+def _fact(completion: Completion) -> StageFinished | StageFailed:
+    if completion.failure is None:
+        return StageFinished(completion.work, completion.results, completion.started, completion.ended)
+    failure = completion.failure
+    return StageFailed(completion.work, f"{type(failure).__name__}: {failure}")

@@ -1,0 +1,132 @@
+"""The engine process: one model, one arena, all lanes, one Python thread that drives them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+import msgspec
+
+from duplexd.channel import Channel, MediaShape, SharedMedia
+from duplexd.engine.bargein import BargeInRule, BargeInTunables
+from duplexd.engine.core import EngineCore
+from duplexd.engine.live import LiveWorld
+from duplexd.engine.loop import drive
+from duplexd.engine.policy import POLICIES
+from duplexd.engine.stores import Stores
+from duplexd.errors import ConfigError
+from duplexd.media.endpoint import EndpointRule, default_rule
+from duplexd.memory.layout import ArenaLayout
+from duplexd.streams.graph import ModelPlan
+from duplexd.streams.stage import Role
+from duplexd.units import NANOS_PER_SECOND, Nanos, ticks_from_ms
+
+LOAD_WITHIN = Nanos(180 * NANOS_PER_SECOND)
+CLOSE_WITHIN = Nanos(2 * NANOS_PER_SECOND)
+
+log = logging.getLogger("duplexd.engine")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the front end tells a new engine process."""
+
+    model: str
+    media: MediaShape
+    sessions_max: int
+    policy: str = "interaction"
+    device: str = "cpu"
+    model_options: dict[str, str] = {}
+    silence_max_ms: float = 700.0
+    voice_min_ms: float = 200.0
+
+
+def load_plan(model: str, options: Mapping[str, str]) -> ModelPlan:
+    """A model family by its entry point. Raises ConfigError with the names there are."""
+    found = entry_points(group="duplexd.models")
+    names = sorted({entry.name for entry in found})
+    entry = next((entry for entry in found if entry.name == model), None)
+    if entry is None:
+        raise ConfigError(f"there is no model {model!r}; installed are {', '.join(names) or 'none'}")
+    plan = entry.load()(options)
+    assert isinstance(plan, ModelPlan)
+    return plan
+
+
+def layout_of(plan: ModelPlan, sessions_max: int) -> ArenaLayout:
+    return ArenaLayout(plan.partitions(sessions_max))
+
+
+def stores_of(plan: ModelPlan, layout: ArenaLayout, *, out_slots: int) -> Stores:
+    pages = layout.partitions["pages"]
+    return Stores(layout, out_slots=out_slots, context_extents_max=pages.session_slots + pages.shared_slots)
+
+
+def endpoint_of(plan: ModelPlan, silence_max_ms: float) -> EndpointRule:
+    """The endpoint rule of a model: with a judge the measured table, without one silence alone."""
+    if plan.stage(Role.JUDGE) is None:
+        return EndpointRule((), silence_max=plan.silence_max or ticks_from_ms(silence_max_ms))
+    return EndpointRule(default_rule().rows, silence_max=ticks_from_ms(silence_max_ms))
+
+
+def core_of(config: EngineConfig, plan: ModelPlan, layout: ArenaLayout) -> EngineCore:
+    if config.policy not in POLICIES:
+        raise ConfigError(f"there is no policy {config.policy!r}; there are {', '.join(POLICIES)}")
+    return EngineCore(
+        plan=plan,
+        stores=stores_of(plan, layout, out_slots=config.media.out_slots),
+        policy=POLICIES[config.policy](),
+        endpoint=endpoint_of(plan, config.silence_max_ms),
+        barge_in=BargeInRule(BargeInTunables(voice_min=ticks_from_ms(config.voice_min_ms))),
+        sessions_max=config.sessions_max,
+    )
+
+
+def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
+    """Serve until the front end is gone."""
+    # torch belongs to this process alone; importing it here keeps the front end free of it.
+    import torch
+
+    from duplexd.memory.arena import Arena
+    from duplexd.streams.executor import Executor
+    from duplexd.streams.lane import Fences, HostLane
+
+    torch.set_num_threads(1)  # Lanes overlap each other; threads inside an op only fight them for two cores.
+    torch.set_grad_enabled(False)
+    # Lanes hand the interpreter over often: with the default of 5 ms a 0.1 ms copy waits behind a decoding step.
+    sys.setswitchinterval(0.0005)
+    plan = load_plan(config.model, config.model_options)
+    layout = layout_of(plan, config.sessions_max)
+    log.info("arena of %s\n%s", plan.name, layout.describe())
+    fences = Fences()
+    lanes = {spec.lane: HostLane(spec.lane, fences) for spec in plan.stages.values()}
+    executor = Executor(plan.build(), lanes, media)
+    executor.open()
+    try:
+        executor.load(Arena(layout, config.device), within=LOAD_WITHIN)
+        drive(core_of(config, plan, layout), LiveWorld(channel, executor))
+    finally:
+        wedged = executor.close(within=CLOSE_WITHIN)
+        if wedged:
+            log.error("lanes %s are wedged; leaving without them", ", ".join(wedged))
+            os._exit(3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="duplexd engine process; started by the front end")
+    parser.add_argument("--channel", type=int, required=True, help="descriptor of the channel")
+    parser.add_argument("--media", type=int, required=True, help="descriptor of the shared media")
+    parser.add_argument("--config", required=True, help="engine configuration, JSON")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=os.environ.get("DUPLEXD_LOG_LEVEL", "INFO"), format="%(asctime)s %(name)s %(message)s")
+    config = msgspec.json.decode(arguments.config, type=EngineConfig)
+    channel = Channel(socket.socket(fileno=arguments.channel))
+    run(config, channel, SharedMedia(config.media, arguments.media))
+
+
+if __name__ == "__main__":
+    main()

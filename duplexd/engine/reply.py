@@ -1,0 +1,191 @@
+"""One reply: from tokens to clauses, from clauses to words on the timeline, and how much of it was heard.
+
+States (DESIGN §9); code only looks the table up:
+
+    ACCEPTED -> RUNNING -> STREAMING -> COMPLETED         (RUNNING -> COMPLETED: the thinker had nothing to say)
+        |          |           |
+        +----------+-----------+--> CANCELLING -> CANCELLED      (an interruption, or the person left)
+        +----------+-----------+--> FAILED                       (a stage failed, a deadline passed)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from duplexd.engine.clause import Clause, ClauseSplitter
+from duplexd.ids import Epoch, ResponseId, TurnId
+from duplexd.memory.ledger import Lease
+from duplexd.messages import OutputState, ResponseState, SpokenWord
+from duplexd.streams.graph import TextStream
+from duplexd.streams.stage import TalkResult
+from duplexd.units import Nanos, Span, Ticks
+
+_LEGAL: dict[ResponseState, frozenset[ResponseState]] = {
+    ResponseState.ACCEPTED: frozenset({ResponseState.RUNNING, ResponseState.CANCELLING, ResponseState.FAILED}),
+    ResponseState.RUNNING: frozenset(
+        {ResponseState.STREAMING, ResponseState.COMPLETED, ResponseState.CANCELLING, ResponseState.FAILED}
+    ),
+    ResponseState.STREAMING: frozenset({ResponseState.COMPLETED, ResponseState.CANCELLING, ResponseState.FAILED}),
+    ResponseState.CANCELLING: frozenset({ResponseState.CANCELLED}),
+    ResponseState.COMPLETED: frozenset(),
+    ResponseState.CANCELLED: frozenset(),
+    ResponseState.FAILED: frozenset(),
+}
+
+
+class PlacedWord(msgspec.Struct, frozen=True):
+    """A word of the reply with its place on the output timeline and its last character in the reply's text."""
+
+    text: str
+    span: Span
+    end_char: int
+
+
+class SpokenClause(msgspec.Struct):
+    """A clause the talker has turned into latents; chunks are cut from it until it is used up."""
+
+    clause: Clause
+    latents: Lease
+    start: Ticks  #: on the output timeline
+    length: Ticks
+    planned: Ticks = Ticks(0)  #: how much of it chunks have been planned for
+    chunks_open: int = 0  #: chunks planned and not yet made: the latents must stay
+
+
+class Reply:
+    """The character's answer to one turn."""
+
+    def __init__(
+        self,
+        *,
+        response: ResponseId,
+        turn: TurnId,
+        epoch: Epoch,
+        start: Ticks,
+        stream: TextStream,
+        accepted_at: Nanos,
+        sentences_max: int,
+        tokens_max: int,
+    ) -> None:
+        self.response = response
+        self.turn = turn
+        self.epoch = epoch
+        self.start = start
+        self.state = ResponseState.ACCEPTED
+        self.accepted_at = accepted_at
+        self.ended_at = accepted_at  #: last voiced sample of the turn
+        self.prefilled_at = Nanos(0)
+        self.worded_at = Nanos(0)
+        self.published_at = Nanos(0)
+        self.tokens: list[int] = []
+        self.thought = False  #: no more tokens will come
+        self.to_talk: deque[Clause] = deque()
+        self.spoken: deque[SpokenClause] = deque()  #: with chunks still to plan or to make
+        self.words: list[PlacedWord] = []
+        self.talked_until = start  #: end of what the talker has placed
+        self.planned_until = start
+        self.chunks_published = 0
+        self.words_heard = 0
+        self.failure = ""
+        self._stream = stream
+        self._splitter = ClauseSplitter()
+        self._token_ends: list[int] = []
+        self._sentences_max = sentences_max
+        self._tokens_max = tokens_max
+
+    @property
+    def text(self) -> str:
+        return self._splitter.text
+
+    def move(self, state: ResponseState) -> None:
+        if state not in _LEGAL[self.state]:
+            raise ValueError(f"response {self.response} is {self.state.value} and cannot become {state.value}")
+        self.state = state
+
+    # thinking ------------------------------------------------------------------------------------------------------
+
+    def think(self, tokens: tuple[int, ...], *, stop: tuple[int, ...]) -> int:
+        """Take decoded tokens; returns how many belong to the reply (a stop token and what follows it do not)."""
+        taken = 0
+        for token in tokens:
+            if token in stop:
+                self._finish_thinking(whole=True)
+                break
+            taken += 1
+            self.tokens.append(token)
+            clauses = self._splitter.push(self._stream.push(token))
+            self._token_ends.append(len(self.text))
+            self.to_talk.extend(clauses)
+            if self._splitter.sentences >= self._sentences_max or len(self.tokens) >= self._tokens_max:
+                self._finish_thinking(whole=False)
+                break
+        return taken
+
+    def _finish_thinking(self, *, whole: bool) -> None:
+        """A reply that was cut short ends with its last whole sentence, if it has one."""
+        self.thought = True
+        if whole or self._splitter.sentences == 0:
+            self.to_talk.extend(self._splitter.finish())
+
+    # talking -------------------------------------------------------------------------------------------------------
+
+    def place(self, clause: Clause, result: TalkResult, latents: Lease) -> list[PlacedWord]:
+        """Put a clause behind the last one on the timeline; returns its words."""
+        start = self.talked_until
+        words = [
+            PlacedWord(
+                clause.text[w.start_char : w.end_char],
+                Span(Ticks(start + w.start), Ticks(start + w.end)),
+                clause.start + w.end_char,
+            )
+            for w in result.words
+        ]
+        self.words += words
+        self.spoken.append(SpokenClause(clause, latents, start, result.length))
+        self.talked_until = Ticks(start + result.length)
+        return words
+
+    @property
+    def all_talked(self) -> bool:
+        return self.thought and not self.to_talk
+
+    def unplanned(self) -> SpokenClause | None:
+        return next((s for s in self.spoken if s.planned < s.length), None)
+
+    @property
+    def all_planned(self) -> bool:
+        return self.all_talked and self.unplanned() is None
+
+    # hearing -------------------------------------------------------------------------------------------------------
+
+    def heard_by(self, position: Ticks) -> int:
+        """How many words have ended by `position`."""
+        count = self.words_heard
+        while count < len(self.words) and self.words[count].span.end <= position:
+            count += 1
+        return count
+
+    def tokens_of_words(self, words: int) -> int:
+        """Tokens up to and including the last one of word `words - 1`."""
+        if words == 0:
+            return 0
+        end = self.words[words - 1].end_char
+        return next(i + 1 for i, token_end in enumerate(self._token_ends) if token_end >= end)
+
+    def text_of_words(self, words: int) -> str:
+        return self.text[: self.words[words - 1].end_char].strip() if words else ""
+
+    def ambiguous(self, position: Ticks, bound: Ticks) -> tuple[int, ...]:
+        """Indexes of words whose end lies within the error bound of the cursor."""
+        return tuple(i for i, w in enumerate(self.words) if position - bound < w.span.end <= position + bound)
+
+    def outputs(self) -> tuple[OutputState, ...]:
+        """A voice that fails after its text was delivered is a partial result, never a completed one."""
+        text = ResponseState.COMPLETED if self.thought and self.state is ResponseState.FAILED else self.state
+        return (OutputState("text", text), OutputState("voice", self.state))
+
+
+def spoken_words(words: list[PlacedWord]) -> tuple[SpokenWord, ...]:
+    return tuple(SpokenWord(w.text, w.span) for w in words)

@@ -1,0 +1,1102 @@
+"""One session: a person and a character on one timeline. Facts come in, orders and news go out, work is offered.
+
+1. The session never waits: what it wants next is computed from its state (`wanted`), what it needs to know is in its state.
+2. An epoch check stands at every door: what comes back from a stage, what is handed to the next, what is published.
+3. While a voice over the reply is being judged (a `Contest`), generation is gated and the person's words grow a branch.
+4. Every list here has a bound: latents by the arena, chunks by the lookahead, exchanges by the context.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from duplexd.engine.bargein import BargeInRule, Decision, VoiceView, content_words
+from duplexd.engine.chunk import Chunk, ChunkState, ChunkTable
+from duplexd.engine.dialogue import Context, Dialogue
+from duplexd.engine.monitor import Monitor
+from duplexd.engine.reply import PlacedWord, Reply, SpokenClause, spoken_words
+from duplexd.engine.stores import Stores
+from duplexd.engine.timeline import Timeline
+from duplexd.engine.utterance import PREFIX, ListenKind, ListenWindow, Utterance, join
+from duplexd.engine.work import Launch, Need, StageFailed, StageFinished, Work
+from duplexd.errors import ArenaFull
+from duplexd.ids import ChunkId, ConditionVersion, FenceId, ResponseId, SessionId, TurnId, WorkId
+from duplexd.media.endpoint import Ask, End, EndpointRule, Judged
+from duplexd.memory.classes import CacheClass
+from duplexd.memory.ledger import Lease
+from duplexd.messages import (
+    AdvanceEpoch,
+    CursorReported,
+    FreeSlots,
+    HistoryChanged,
+    HoldAnswered,
+    InputRefusal,
+    LatencyMeasured,
+    MediaArrived,
+    Progress,
+    PublishChunk,
+    ReplyWords,
+    ResponseChanged,
+    ResponseState,
+    ResumePlayback,
+    SettingChanged,
+    StateChanged,
+    TextArrived,
+    TurnState,
+    UserWords,
+    VoiceStarted,
+)
+from duplexd.streams.graph import ModelPlan
+from duplexd.streams.stage import (
+    CopyJob,
+    Failed,
+    JudgeJob,
+    JudgeResult,
+    ListenJob,
+    ListenResult,
+    RenderJob,
+    RenderResult,
+    Role,
+    StageSpec,
+    TalkJob,
+    TalkResult,
+    ThinkJob,
+    ThinkResult,
+)
+from duplexd.units import NANOS_PER_MS, Nanos, Span, Ticks, samples_from_ticks, ticks_from_ms
+
+HOLD_ANSWER_MAX = Nanos(150 * NANOS_PER_MS)  #: how long a cut waits for the page's own position (DESIGN §5 rule 13)
+VOICE_THRESHOLD = 0.5
+ECHO_THRESHOLD = 0.5
+FEED_MAX = 64  #: tokens prefilled in one step: what an urgent chunk waits for at most
+KEYS_KEPT = 64  #: idempotency keys remembered
+THINK_FAILURES_MAX = 3
+INPUT_RATE = 16_000
+
+
+class Contest(msgspec.Struct):
+    """A voice over the reply, not yet judged."""
+
+    source: str
+    hold: int  #: 0: nothing is held, because nothing was audible
+    onset: Ticks
+    position: Ticks  #: where the ear was when playout froze
+    bound: Ticks
+    assumed: bool
+    answered: bool  #: the position is the listener's own
+    answer_by: Nanos
+    branch: Context | None = None
+    dialogue: Dialogue | None = None  #: what the dialogue would be after an advance
+
+
+class Flight(msgspec.Struct):
+    """One launch that has not come back."""
+
+    role: Role
+    epoch: int
+    detail: Any = None
+
+
+class Session:
+    """State of one session. `emit` takes news for the front end; it must not call back."""
+
+    def __init__(
+        self,
+        *,
+        session: SessionId,
+        plan: ModelPlan,
+        stores: Stores,
+        monitor: Monitor,
+        emit: Callable[[Any], None],
+        endpoint: EndpointRule,
+        barge_in: BargeInRule,
+        allow_barge_in: bool,
+        priority: int,
+        response_deadline: Nanos,
+        now: Nanos,
+    ) -> None:
+        self.id = session
+        self._plan = plan
+        self._stores = stores
+        self._monitor = monitor
+        self._emit = emit
+        self._endpoint = endpoint
+        self._rule = barge_in
+        rows = endpoint.rows
+        self._final_after = rows[0].silence if rows else endpoint.silence_max // 2
+        self.allow_barge_in = allow_barge_in
+        self.priority = priority
+        self.response_deadline = response_deadline
+        self.opened_at = now
+        self.timeline = Timeline()
+        self.chunks = ChunkTable()
+        self.dialogue = Dialogue(plan.dialect)
+        self.context = stores.open_context(session, self.dialogue.tokens())
+        self.ring = stores.lease(stores.ingest, session, CacheClass.INGEST, "copy")
+        self.voice_state = stores.lease(stores.state, session, CacheClass.ANCHOR, "render")
+        self.reply: Reply | None = None
+        self.utterance: Utterance | None = None
+        self.contest: Contest | None = None
+        self.turn = TurnId(0)
+        self.condition = ConditionVersion(0)
+        self.stalled = False
+        self.closed = False
+        self.state = TurnState.LISTENING
+        self.copied_until = Ticks(0)
+        self.input_end = Ticks(0)
+        self.waiting: deque[tuple[str, Nanos]] = deque(
+            maxlen=4
+        )  #: whole turns that came while a reply could not be cut
+        self.touched_at = now
+        self._to_copy: deque[MediaArrived] = deque()
+        self._flights: dict[WorkId, Flight] = {}
+        self._busy: dict[Role, int] = {}
+        self._response = 0
+        self._sequence = 0
+        self._keys: deque[str] = deque(maxlen=KEYS_KEPT)
+        self._window_floor = Ticks(0)  #: audio before this belongs to an earlier turn
+        self._ready_since: dict[Role, Nanos] = {}
+        self._think_failures = 0
+        self.fault = ""  #: why this session cannot go on
+        self._reopened_text = ""  #: words of a turn whose reply nobody heard: what is said next belongs to it
+
+    # Facts ---------------------------------------------------------------------------------------------------------
+
+    def on_media(self, fact: MediaArrived, now: Nanos) -> None:
+        if fact.span.end <= self.input_end or len(self._to_copy) >= self._stores.copies_max:
+            # A block of the past, or more than the copy lane can hold: its slot goes back at once.
+            self._emit(FreeSlots((fact.slot,)))
+            self._monitor.count("input_blocks_dropped")
+            return
+        self.input_end = fact.span.end
+        self._to_copy.append(fact)
+        echo = fact.echo >= ECHO_THRESHOLD
+        loud = fact.voice >= VOICE_THRESHOLD
+        if self.utterance is not None:
+            self.utterance.take(
+                fact.span, voiced=loud and not echo, echo=loud and echo, voice=fact.voice, captured_at=fact.captured_at
+            )
+
+    def on_voice_started(self, fact: VoiceStarted, now: Nanos) -> None:
+        if fact.source == "stop":
+            self._stop(fact, now)
+            return
+        if self.utterance is None:
+            start = Ticks(max(0, fact.at - PREFIX, self._window_floor))
+            self.utterance = Utterance(onset=fact.at, start=start, listen_max=self._plan.listen_max)
+            self.turn = TurnId(self.turn + 1)
+        if self.reply is None or not self.allow_barge_in:
+            if fact.hold:
+                self._emit(ResumePlayback(self.id, fact.hold, self.timeline.epoch))
+            return
+        self._contest(fact, now)
+
+    def _contest(self, fact: VoiceStarted, now: Nanos) -> None:
+        if self.contest is not None:
+            if fact.hold and not self.contest.hold:
+                self.contest.hold, self.contest.position = fact.hold, fact.cursor.position
+                self.timeline.held = True
+            return
+        foreign = fact.cursor.epoch != self.timeline.epoch
+        position = self.timeline.reported if foreign else fact.cursor.position
+        measured = fact.held and fact.source != "server" and not fact.assumed
+        self.contest = Contest(
+            source=fact.source,
+            hold=fact.hold,
+            onset=fact.at,
+            position=position,
+            bound=fact.bound,
+            assumed=fact.assumed,
+            answered=measured or not fact.held,
+            answer_by=Nanos(now + HOLD_ANSWER_MAX),
+        )
+        self.timeline.held = fact.held
+        if self.contest.answered:
+            self._settle_contest(now)
+
+    def _stop(self, fact: VoiceStarted, now: Nanos) -> None:
+        """An interruption without words: it needs no judgement."""
+        if self.reply is None:
+            if fact.hold:
+                self._emit(ResumePlayback(self.id, fact.hold, self.timeline.epoch))
+            return
+        self._drop_branch()
+        self.contest = None
+        self._contest(fact, now)
+
+    def on_hold_answered(self, fact: HoldAnswered, now: Nanos) -> None:
+        contest = self.contest
+        if contest is None or contest.hold != fact.hold or fact.cursor.epoch != self.timeline.epoch:
+            self._monitor.count("hold_answers_ignored")
+            return
+        if contest.branch is not None and fact.cursor.position < contest.position:
+            self._drop_branch()
+        contest.position, contest.bound, contest.assumed = fact.cursor.position, fact.bound, fact.assumed
+        contest.answered = True
+        self._settle_contest(now)
+
+    def _settle_contest(self, now: Nanos) -> None:
+        """The cut is known: from here the person's words have a branch to grow on."""
+        contest, reply = self.contest, self.reply
+        if contest is None or reply is None or contest.branch is not None:
+            return
+        if contest.hold:
+            self.timeline.settle(contest.position, now)
+        heard = self._words_heard(contest)
+        contest.dialogue = self.dialogue.interrupted(kept=reply.tokens_of_words(heard), text=reply.text_of_words(heard))
+        if contest.hold:
+            contest.branch = self.context.fork(contest.dialogue.tokens())
+
+    def _words_heard(self, contest: Contest) -> int:
+        assert self.reply is not None
+        position = Ticks(min(contest.position, self.timeline.published))
+        return max(self.reply.words_heard, self.reply.heard_by(Ticks(position - contest.bound)))
+
+    def on_hold_expired(self, resumed: bool, hold: int, now: Nanos) -> None:
+        if self.contest is None or self.contest.hold != hold:
+            return
+        if resumed:
+            self._resume(now, told=True)
+        else:
+            self._advance(now)
+
+    def on_cursor(self, fact: CursorReported, now: Nanos) -> None:
+        if not self.timeline.report(fact, now):
+            return
+        self._commit_heard(now)
+
+    def on_text(self, fact: TextArrived, now: Nanos) -> None:
+        if fact.key in self._keys:
+            return
+        self._keys.append(fact.key)
+        text = " ".join(fact.text.split())
+        if not text:
+            self._emit(InputRefusal(self.id, "empty_text", "The message holds no words; type some.", fact.key))
+            return
+        self.turn = TurnId(self.turn + 1)
+        self._emit(UserWords(self.id, self.turn, text, len(text), True))
+        if self.reply is not None:
+            if not self.allow_barge_in:
+                self.waiting.append((text, now))
+                return
+            self._advance_here(now)
+        spoken = self._drop_utterance()
+        self._begin_reply(join(self._reopened(), join(spoken, text)), ended_at=now, now=now)
+
+    def on_setting(self, fact: SettingChanged) -> None:
+        if fact.barge_in is not None:
+            self.allow_barge_in = fact.barge_in
+
+    # Stages came back ----------------------------------------------------------------------------------------------
+
+    def on_finished(self, fact: StageFinished, now: Nanos) -> None:
+        flight = self._flights.pop(fact.work)
+        self._busy[flight.role] -= 1
+        self._stores.fence_passed(FenceId(fact.work))
+        result = fact.results[0] if flight.role is not Role.COPY else None
+        if isinstance(result, Failed):
+            self._failed(fact.work, flight, result.reason, now)
+        elif flight.role is Role.COPY:
+            self._copied(flight.detail)
+        elif flight.role is Role.LISTEN:
+            self._heard_words(flight, result, now)
+        elif flight.role is Role.JUDGE:
+            self._judged(flight, result)
+        elif flight.role is Role.THINK:
+            self._thought(fact.work, flight, result, now)
+        elif flight.role is Role.TALK:
+            self._talked(flight, result, now)
+        elif flight.role is Role.RENDER:
+            self._rendered(flight, result, now)
+
+    def on_failed(self, fact: StageFailed, now: Nanos) -> None:
+        flight = self._flights.pop(fact.work)
+        self._busy[flight.role] -= 1
+        self._stores.fence_passed(FenceId(fact.work))
+        self._failed(fact.work, flight, fact.reason, now)
+
+    def _failed(self, work: WorkId, flight: Flight, reason: str, now: Nanos) -> None:
+        """A fault ends its response (or loses its partial), never the session and never a neighbour."""
+        self._monitor.count(f"{flight.role.value}_failures")
+        if flight.role is Role.COPY:
+            self._copied(flight.detail)
+        elif flight.role is Role.LISTEN:
+            if self.utterance is flight.detail:
+                self.utterance.hear(self.utterance.partial)
+        elif flight.role is Role.JUDGE:
+            if self.utterance is flight.detail:
+                self.utterance.judging = None
+        else:
+            if flight.role is Role.THINK:
+                context, _ = flight.detail
+                context.abort(work)
+                self._think_failures += 1
+                if self._think_failures >= THINK_FAILURES_MAX:
+                    self.fault = f"the thinker failed {self._think_failures} times in a row, last: {reason}"
+            if flight.role is Role.TALK:
+                self._stores.discard(flight.detail[1])
+            if flight.role is Role.RENDER:
+                self._retire_chunk(flight.detail)
+            if self.reply is not None and flight.epoch == self.timeline.epoch:
+                self._fail_reply(f"stage {flight.role.value} failed: {reason}", now)
+
+    def _copied(self, facts: list[MediaArrived]) -> None:
+        self._emit(FreeSlots(tuple(f.slot for f in facts)))
+        self.copied_until = Ticks(max(self.copied_until, facts[-1].span.end))
+
+    def _heard_words(self, flight: Flight, result: ListenResult, now: Nanos) -> None:
+        utterance = self.utterance
+        if utterance is None or utterance is not flight.detail:
+            return
+        before = utterance.stable_text
+        utterance.hear(result.text)
+        text, stable = utterance.text, utterance.stable_text
+        if text:
+            self._emit(UserWords(self.id, self.turn, text, len(stable), False))
+        if stable != before:
+            self._prefill_words(stable)
+
+    def _prefill_words(self, stable: str) -> None:
+        """Stable words enter the context as they come: on the trunk in silence, on the branch over a reply."""
+        contest = self.contest
+        if contest is not None and contest.branch is not None and contest.dialogue is not None:
+            carried = contest.dialogue.user if contest.dialogue.user_open else ""
+            preview = Dialogue(self._plan.dialect, exchanges=contest.dialogue.exchanges)
+            preview.say(join(carried, stable))
+            contest.branch.follow(preview.tokens())
+        elif self.reply is None and stable:
+            self.dialogue.say(join(self._reopened_text, stable))
+            self.context.follow(self.dialogue.tokens())
+
+    def _reopened(self) -> str:
+        text, self._reopened_text = self._reopened_text, ""
+        return text
+
+    def _judged(self, flight: Flight, result: JudgeResult) -> None:
+        utterance = self.utterance
+        if utterance is None or utterance is not flight.detail or utterance.judging is None:
+            return
+        asked, utterance.judging = utterance.judging, None
+        if utterance.silence >= asked:  # Otherwise speech has resumed, and the answer is about another silence.
+            utterance.judged.append(Judged(asked, result.probability))
+
+    def _thought(self, work: WorkId, flight: Flight, result: ThinkResult, now: Nanos) -> None:
+        context, reply = flight.detail
+        stale = flight.epoch != self.timeline.epoch or reply is None or reply is not self.reply
+        context.land(work, () if stale else result.tokens)
+        self._think_failures = 0
+        if stale or reply is None:
+            return
+        if reply.prefilled_at == 0:
+            reply.prefilled_at = now
+        taken = reply.think(result.tokens, stop=self._plan.dialect.stop)
+        self.dialogue.think(result.tokens[:taken])
+        context.follow(self.dialogue.tokens())
+        if reply.to_talk and reply.worded_at == 0:
+            reply.worded_at = now
+        if reply.state is ResponseState.ACCEPTED:
+            self._move_reply(ResponseState.RUNNING)
+        self._complete_if_over(now)
+
+    def _talked(self, flight: Flight, result: TalkResult, now: Nanos) -> None:
+        reply, lease, clause = flight.detail
+        if flight.epoch != self.timeline.epoch or reply is not self.reply:
+            self._stores.discard(lease)
+            return
+        first = len(reply.words)
+        words = reply.place(clause, result, lease)
+        if words:
+            self._emit_words(reply, first, words)
+        if result.length == 0:
+            self._release_clause(reply)
+        self._complete_if_over(now)
+
+    def _rendered(self, flight: Flight, result: RenderResult, now: Nanos) -> None:
+        chunk: Chunk = flight.detail
+        if chunk.state is ChunkState.RETIRING or flight.epoch != self.timeline.epoch:
+            self._retire_chunk(chunk)
+            return
+        reply = self.reply
+        assert reply is not None
+        self.chunks.move(chunk, ChunkState.READY)
+        self._release_clause(reply)
+        self._publish(chunk, reply, result.samples, now)
+
+    def _retire_chunk(self, chunk: Chunk) -> None:
+        """The work that was writing it has come back: nobody holds its slot any more."""
+        if chunk.slot >= 0:
+            self._stores.out_slots.append(chunk.slot)
+            chunk.slot = -1
+        if chunk.state in (ChunkState.RETIRING, ChunkState.RUNNING):
+            self.chunks.move(chunk, ChunkState.DISCARDED)
+
+    def _publish(self, chunk: Chunk, reply: Reply, samples: int, now: Nanos) -> None:
+        self.chunks.move(chunk, ChunkState.PUBLISHED)
+        self.timeline.published = chunk.span.end
+        if reply.published_at == 0:
+            reply.published_at = now
+            self._move_reply(ResponseState.STREAMING)
+            self._enter(TurnState.SPEAKING)
+            if self.timeline.reported_at < now and self.timeline.reported >= chunk.span.start:
+                self.timeline.reported_at = now  # Nothing of it can be playing before it exists.
+            self._emit(
+                LatencyMeasured(
+                    self.id,
+                    reply.turn,
+                    reply.response,
+                    reply.ended_at,
+                    reply.accepted_at,
+                    reply.prefilled_at,
+                    reply.worded_at,
+                    now,
+                )
+            )
+        reply.chunks_published += 1
+        self._sequence += 1
+        last = reply.all_planned
+        self._emit(
+            PublishChunk(
+                self.id,
+                reply.response,
+                chunk.chunk_id,
+                chunk.epoch,
+                chunk.span,
+                chunk.slot,
+                samples,
+                last,
+                self._sequence,
+            )
+        )
+        chunk.slot = -1  # The front end owns it now.
+
+    # The reply's life ----------------------------------------------------------------------------------------------
+
+    def _begin_reply(self, text: str, *, ended_at: Nanos, now: Nanos) -> None:
+        self.dialogue.say(text)
+        self.dialogue.close_user()
+        self._make_room()
+        self.context.follow(self.dialogue.tokens())
+        self._response += 1
+        self.reply = Reply(
+            response=ResponseId(self._response),
+            turn=self.turn,
+            epoch=self.timeline.epoch,
+            start=self.timeline.generation,
+            stream=self._plan.dialect.stream(),
+            accepted_at=now,
+            sentences_max=self._plan.reply_sentences_max,
+            tokens_max=self._plan.reply_tokens_max,
+        )
+        self.reply.ended_at = ended_at
+        self._emit_response()
+        self._enter(TurnState.THINKING)
+
+    def _make_room(self) -> None:
+        """A session's context is bounded: at the bound the oldest exchange slides out, the anchor never."""
+        limit = self._plan.context_tokens_max - self._plan.reply_tokens_max - 16
+        while len(self.dialogue.tokens()) > limit and (dropped := self.dialogue.slide()):
+            self.context.slide(len(self.dialogue.anchor), dropped)
+            self._monitor.count("exchanges_slid")
+
+    def _move_reply(self, state: ResponseState) -> None:
+        assert self.reply is not None
+        self.reply.move(state)
+        self._emit_response()
+
+    def _emit_response(self, reason: str = "") -> None:
+        assert self.reply is not None
+        self._sequence += 1
+        self._emit(
+            ResponseChanged(
+                self.id,
+                self.reply.response,
+                self.reply.epoch,
+                self.reply.state,
+                self.reply.outputs(),
+                self._sequence,
+                reason,
+            )
+        )
+
+    def _emit_words(self, reply: Reply, first: int, words: list[PlacedWord]) -> None:
+        self._sequence += 1
+        self._emit(ReplyWords(self.id, reply.response, reply.epoch, first, spoken_words(words), self._sequence))
+
+    def _commit_heard(self, now: Nanos) -> None:
+        """The ear has moved: chunks become HEARD, keys RECENT, words history."""
+        self.chunks.hear(self.timeline.heard)
+        reply = self.reply
+        if reply is None:
+            return
+        heard = reply.heard_by(self.timeline.heard)
+        if heard > reply.words_heard:
+            reply.words_heard = heard
+            kept = len(self.dialogue.tokens()) - len(self.dialogue.reply) + reply.tokens_of_words(heard)
+            self.context.commit(kept)
+            self._emit_history(reply, heard, final=False)
+        self._complete_if_over(now)
+
+    def _complete_if_over(self, now: Nanos) -> None:
+        reply = self.reply
+        if reply is None or self.contest is not None or not reply.all_planned or self._busy.get(Role.RENDER):
+            return
+        if self.timeline.published < reply.planned_until or self.timeline.reported < self.timeline.published:
+            return
+        reply.words_heard = len(reply.words)
+        self.chunks.hear(self.timeline.published)
+        self._emit_history(reply, reply.words_heard, final=True)
+        self._move_reply(ResponseState.COMPLETED)
+        self._end_reply(reply, reply.words_heard)
+        self._monitor.count("responses_completed")
+        if self.waiting:
+            text, ended_at = self.waiting.popleft()
+            self._begin_reply(text, ended_at=ended_at, now=now)
+
+    def _emit_history(
+        self,
+        reply: Reply,
+        words: int,
+        *,
+        final: bool,
+        ambiguous: tuple[int, ...] = (),
+        estimated: bool | None = None,
+    ) -> None:
+        self._emit(
+            HistoryChanged(
+                self.id,
+                reply.response,
+                words,
+                reply.text_of_words(words),
+                ambiguous,
+                self.timeline.assumed if estimated is None else estimated,
+                final,
+            )
+        )
+
+    def _end_reply(self, reply: Reply, heard: int, *, words: str = "") -> None:
+        """Common end of a reply: its latents go behind the work that still reads them, the dialogue keeps what was heard.
+
+        `words` are what the person has said since; the keys a branch already holds for them are kept.
+        """
+        fences = tuple(FenceId(w) for w, f in self._flights.items() if f.role in (Role.TALK, Role.RENDER))
+        for spoken in reply.spoken:
+            self._stores.discard(spoken.latents, after=fences)
+        reply.spoken.clear()
+        reply.to_talk.clear()
+        self.dialogue.finish_reply(kept=reply.tokens_of_words(heard), text=reply.text_of_words(heard))
+        self.reply = None
+        self._reopened_text = self.dialogue.user if self.dialogue.user_open else ""
+        if words:
+            self.dialogue.say(join(self._reopened_text, words))
+        self.context.follow(self.dialogue.tokens())
+        self.context.commit(len(self.context.ids))
+        self._enter(TurnState.LISTENING)
+
+    def _fail_reply(self, reason: str, now: Nanos) -> None:
+        """The reply ends here; what was heard of it stays, what lies unheard is dropped like at an interruption."""
+        reply = self.reply
+        assert reply is not None
+        at = self.timeline.playback(now)
+        self._drop_branch()
+        self.contest = None
+        heard = reply.heard_by(at)
+        reply.move(ResponseState.FAILED)
+        reply.failure = reason
+        self._emit_response(reason)
+        self._emit_history(reply, heard, final=True)
+        self._cut_timeline(at, hold=0, now=now)
+        self._end_reply(reply, heard)
+        if self._reopened():
+            self.dialogue.forget_turn()
+            self.context.follow(self.dialogue.tokens())
+        self._monitor.count("responses_failed")
+
+    # Interruption --------------------------------------------------------------------------------------------------
+
+    def _view(self, contest: Contest) -> VoiceView:
+        assert self.reply is not None
+        utterance = self.utterance
+        heard = self._words_heard(contest)
+        tail = " ".join(w.text for w in self.reply.words[max(0, heard - 12) : heard + 8])
+        if utterance is None:
+            return VoiceView(contest.source, Ticks(0), Ticks(0), Ticks(0), Ticks(0), "", True, heard > 0, tail)
+        return VoiceView(
+            source=contest.source,
+            elapsed=Ticks(utterance.input_end - contest.onset),
+            voiced=utterance.voiced_ticks,
+            echo=utterance.echo_ticks,
+            silence=utterance.silence,
+            text=utterance.text,
+            transcribed=utterance.complete,
+            reply_heard=heard > 0,
+            reply_tail=tail,
+        )
+
+    def _decide(self, now: Nanos) -> None:
+        contest = self.contest
+        if contest is None or self.reply is None:
+            return
+        decision = self._rule.decide(self._view(contest))
+        if decision is Decision.RESUME:
+            self._resume(now, told=False)
+        elif decision is Decision.ADVANCE and (contest.answered or now >= contest.answer_by):
+            self._advance(now)
+
+    def _resume(self, now: Nanos, *, told: bool) -> None:
+        """A false alarm: the branch goes, its words are counted apart, playout goes on where it froze."""
+        contest = self.contest
+        assert contest is not None
+        self._drop_branch()
+        self.contest = None
+        self.timeline.held = False
+        self.timeline.reported_at = now
+        self._monitor.count("false_alarms")
+        spoken = self._drop_utterance()
+        if spoken:
+            self._emit(UserWords(self.id, self.turn, spoken, len(spoken), True))
+            if content_words(spoken) and not told:
+                self._monitor.count("overheard_turns")
+            else:
+                self._monitor.count("acknowledgements")
+        if contest.hold and not told:
+            self._emit(ResumePlayback(self.id, contest.hold, self.timeline.epoch))
+        self._enter(TurnState.SPEAKING if self.reply is not None else TurnState.LISTENING)
+
+    def _drop_branch(self) -> None:
+        if self.contest is not None and self.contest.branch is not None:
+            self.contest.branch.close()
+            self.contest.branch = None
+
+    def _drop_utterance(self) -> str:
+        utterance, self.utterance = self.utterance, None
+        if utterance is None:
+            return ""
+        self._window_floor = utterance.input_end
+        return utterance.text
+
+    def _advance_here(self, now: Nanos) -> None:
+        """An interruption by something that is no voice, such as typed words: the cut is where the ear is known to be."""
+        if self.contest is None:
+            self.contest = Contest(
+                source="stop",
+                hold=0,
+                onset=self.input_end,
+                position=self.timeline.playback(now),
+                bound=self.timeline.bound,
+                assumed=self.timeline.assumed,
+                answered=True,
+                answer_by=now,
+            )
+        self._advance(now)
+
+    def _advance(self, now: Nanos) -> None:
+        """The interruption is true: everything heard stays, everything else goes (DESIGN §5 rule 4)."""
+        contest, reply = self.contest, self.reply
+        assert contest is not None and reply is not None
+        at = Ticks(min(contest.position, self.timeline.published))
+        heard = self._words_heard(contest)
+        ambiguous = reply.ambiguous(at, contest.bound)
+        reply.move(ResponseState.CANCELLING)
+        self._emit_response()
+        self._emit_history(reply, heard, ambiguous=ambiguous, estimated=contest.assumed, final=True)
+        self._cut_timeline(at, hold=contest.hold, now=now)
+        branch, contest.branch = contest.branch, None
+        reply.move(ResponseState.CANCELLED)
+        self._emit_response("interrupted")
+        self._adopt(branch, reply, heard)
+        self._monitor.count("interruptions")
+
+    def _adopt(self, branch: Context | None, reply: Reply, heard: int) -> None:
+        """The branch, which holds what was heard and what the person said since, becomes the trunk."""
+        stable = self.utterance.stable_text if self.utterance is not None else ""
+        if branch is not None:
+            self.context = self.context.become(branch)
+        self.contest = None
+        self._end_reply(reply, heard, words=stable)
+
+    def _cut_timeline(self, at: Ticks, *, hold: int, now: Nanos) -> None:
+        dropped = self.chunks.interrupt(at)
+        for chunk in dropped:
+            if chunk.state is ChunkState.DISCARDED and chunk.slot >= 0:
+                self._stores.out_slots.append(chunk.slot)
+                chunk.slot = -1
+        self.timeline.advance(at)
+        self._emit(AdvanceEpoch(self.id, self.timeline.epoch, at, hold, now))
+
+    # End of turn ---------------------------------------------------------------------------------------------------
+
+    def _came_to_nothing(self, utterance: Utterance) -> bool:
+        """A hint of a voice that no block confirmed."""
+        return self.contest is None and utterance.voiced_ticks == 0 and utterance.silence >= self._endpoint.silence_max
+
+    def _turn_may_end(self) -> bool:
+        """Ask the endpoint rule; a rule that wants the judge is answered by `wanted`."""
+        utterance = self.utterance
+        if utterance is None or self.contest is not None or utterance.voiced_ticks == 0:
+            return False
+        verdict = self._endpoint.decide(utterance.silence, utterance.judged)
+        return isinstance(verdict, End) and utterance.complete
+
+    def _end_turn(self, now: Nanos) -> None:
+        utterance = self.utterance
+        assert utterance is not None
+        ended_at = utterance.voiced_at
+        text = self._drop_utterance()
+        self._monitor.count("turns")
+        if not text:
+            self._monitor.count("turns_without_words")
+            if self._reopened_text:
+                text = ""
+            else:
+                self.dialogue.forget_turn()
+                self.context.follow(self.dialogue.tokens())
+                return
+        whole = join(self._reopened(), text)
+        self._emit(UserWords(self.id, self.turn, whole, len(whole), True))
+        if self.reply is not None:
+            self.waiting.append((whole, ended_at))
+            return
+        self._begin_reply(whole, ended_at=ended_at, now=now)
+
+    # What it wants -------------------------------------------------------------------------------------------------
+
+    def settle(self, now: Nanos) -> None:
+        """Decide everything that can be decided now; called once after every event of this session."""
+        if self.closed:
+            return
+        contest = self.contest
+        if contest is not None and not contest.answered and now >= contest.answer_by:
+            contest.assumed = True
+            self._settle_contest(now)
+        self._decide(now)
+        if self.utterance is not None and self._came_to_nothing(self.utterance):
+            self._drop_utterance()
+        if self._turn_may_end():
+            self._end_turn(now)
+        reply = self.reply
+        if reply is not None and self.response_deadline and reply.published_at == 0:
+            if now >= reply.ended_at + self.response_deadline:
+                self._fail_reply("no sound within the response deadline", now)
+
+    def timer(self, now: Nanos) -> Nanos | None:
+        """When this session wants to be looked at again without an event."""
+        times = []
+        if self.contest is not None and not self.contest.answered:
+            times.append(self.contest.answer_by)
+        reply = self.reply
+        if reply is not None and not self._gated:
+            if self.response_deadline and reply.published_at == 0:
+                times.append(Nanos(reply.ended_at + self.response_deadline))
+            at = self._next_chunk_at(reply, now)
+            if at is not None and at > now:
+                times.append(at)
+        return min(times, default=None)
+
+    @property
+    def _gated(self) -> bool:
+        """Nothing new is generated while a voice is being judged or the person's channel does not drain."""
+        return self.contest is not None or self.stalled or self.timeline.held
+
+    def wanted(self, now: Nanos) -> list[Work]:
+        """Work that could start now, at most one piece a stage. O(1)."""
+        works = [] if self.closed else list(self._offers(now))
+        offered = {work.role for work in works}
+        for role in [r for r in self._ready_since if r not in offered]:
+            del self._ready_since[role]  # What is not wanted any more does not grow old.
+        return works
+
+    def _offers(self, now: Nanos) -> Iterator[Work]:
+        if self._to_copy and not self._busy.get(Role.COPY):
+            yield self._work(Role.COPY, Need.INPUT, now)
+        if (listen := self._listen_window()) is not None:
+            need = Need.TURN if listen.kind is ListenKind.FINAL else Need.INPUT
+            yield self._work(Role.LISTEN, need, now)
+        if self._wants_judge():
+            yield self._work(Role.JUDGE, Need.TURN, now)
+        if (context := self._context_behind()) is not None:
+            yield self._work(Role.THINK, Need.TURN if context is self.context and self.reply else Need.INPUT, now)
+        if self.reply is None or self._gated:
+            return
+        if self._wants_thought(self.reply, now):
+            yield self._work(Role.THINK, Need.CHUNK, now)
+        if self._wants_talk(self.reply, now):
+            yield self._work(Role.TALK, Need.CHUNK, now)
+        if self._wants_chunk(self.reply, now):
+            yield self._work(Role.RENDER, Need.CHUNK, now)
+
+    def _work(self, role: Role, need: Need, now: Nanos) -> Work:
+        reply = self.reply
+        playback = self.timeline.playback(now)
+        return Work(
+            session=self.id,
+            stage=self._plan.need(role).name,
+            role=role,
+            need=need,
+            ready_at=self._ready_since.setdefault(role, now),
+            started=reply is not None and reply.published_at > 0,
+            buffer=Ticks(self.timeline.published - playback),
+            deadline=self.timeline.deadline(self.timeline.published, now),
+            priority=self.priority,
+            measured=not self.timeline.assumed,
+            pool_share=self._stores.pool_share(len(self.context.ids)),
+        )
+
+    def _listen_window(self) -> ListenWindow | None:
+        utterance = self.utterance
+        if utterance is None or utterance.voiced_ticks == 0 or self._busy.get(Role.LISTEN):
+            return None
+        return utterance.wanted(self.copied_until, final=utterance.silence >= self._final_after)
+
+    def _wants_judge(self) -> bool:
+        utterance = self.utterance
+        if utterance is None or self.contest is not None or utterance.voiced_ticks == 0:
+            return False
+        if self._plan.stage(Role.JUDGE) is None or utterance.judging is not None or self._busy.get(Role.JUDGE):
+            return False
+        if self.copied_until < utterance.input_end:
+            return False
+        return isinstance(self._endpoint.decide(utterance.silence, utterance.judged), Ask)
+
+    def _context_behind(self) -> Context | None:
+        """A context that must catch up with words, reply or not; decoding is another matter."""
+        if self._busy.get(Role.THINK):
+            return None
+        if self.contest is not None:
+            branch = self.contest.branch
+            return branch if branch is not None and branch.behind > 0 else None
+        if self.reply is None:
+            return self.context if self.context.behind > 0 else None
+        return None
+
+    def _upstream_ahead(self, reply: Reply, now: Nanos) -> bool:
+        """Upstream stages have the same budget in playback seconds, from one worst-case unit ahead (DESIGN §5 rule 1)."""
+        ahead = reply.talked_until + len(reply.to_talk) * self._plan.clause_max - self.timeline.playback(now)
+        return ahead > self._budget(reply)
+
+    def _wants_thought(self, reply: Reply, now: Nanos) -> bool:
+        if reply.thought or self._busy.get(Role.THINK):
+            return False
+        return reply.chunks_published == 0 or not self._upstream_ahead(reply, now)
+
+    def _wants_talk(self, reply: Reply, now: Nanos) -> bool:
+        if not reply.to_talk or self._busy.get(Role.TALK) or not self._stores.latents_free(self.id):
+            return False
+        ahead = reply.talked_until - self.timeline.playback(now)
+        return not reply.words or ahead <= self._budget(reply)
+
+    def _budget(self, reply: Reply) -> Ticks:
+        return self.timeline.budget(self._ramp(reply.chunks_published))
+
+    def _ramp(self, index: int) -> Ticks:
+        ramp = self._plan.chunk_ramp
+        return ramp[min(index, len(ramp) - 1)]
+
+    def _chunk_length(self, reply: Reply, spoken: SpokenClause) -> Ticks:
+        left = spoken.length - spoken.planned
+        length = self._ramp(reply.chunks_published)
+        # A crumb at the end of a clause costs a launch for nothing: it goes with the chunk before it.
+        return Ticks(left if left - length < 4 * self._plan.grain else length)
+
+    def _wants_chunk(self, reply: Reply, now: Nanos) -> bool:
+        at = self._next_chunk_at(reply, now)
+        return at is not None and at <= now and bool(self._stores.out_slots)
+
+    def _next_chunk_at(self, reply: Reply, now: Nanos) -> Nanos | None:
+        """When the next chunk may start; None while there is none or one is being made."""
+        spoken = reply.unplanned()
+        if spoken is None or self._busy.get(Role.RENDER):
+            return None
+        length = self._chunk_length(reply, spoken)
+        end = Ticks(spoken.start + spoken.planned + length)
+        return self.timeline.reenters_budget_at(end, self.timeline.budget(length), now)
+
+    # Launching -----------------------------------------------------------------------------------------------------
+
+    def launch(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
+        """Turn an offer into an order; None when memory is short, which is counted and tried again."""
+        self._ready_since.pop(work.role, None)
+        job, detail = self._job(work, work_id, now)
+        if job is None:
+            self._monitor.count("launches_short_of_memory")
+            return None
+        self._flights[work_id] = Flight(work.role, self.timeline.epoch, detail)
+        self._busy[work.role] = self._busy.get(work.role, 0) + 1
+        return Launch(work_id, work.stage, tuple(job) if isinstance(job, list) else (job,))
+
+    def _job(self, work: Work, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
+        match work.role:
+            case Role.COPY:
+                return self._copy_job()
+            case Role.LISTEN:
+                return self._listen_job()
+            case Role.JUDGE:
+                return self._judge_job()
+            case Role.THINK:
+                return self._think_job(work_id)
+            case Role.TALK:
+                return self._talk_job()
+            case Role.RENDER:
+                return self._render_job()
+
+    def _who(self, chunk: ChunkId = ChunkId(0)) -> dict[str, Any]:
+        return {
+            "session": self.id,
+            "epoch": self.timeline.epoch,
+            "chunk": chunk,
+            "condition": self.condition,
+        }
+
+    def _copy_job(self) -> tuple[Any, Any]:
+        facts = [self._to_copy.popleft() for _ in range(min(len(self._to_copy), self._spec(Role.COPY).batch_max))]
+        jobs = [
+            CopyJob(
+                **self._who(),
+                slot=f.slot,
+                ring=self.ring.slot,
+                start=samples_from_ticks(f.span.start, INPUT_RATE),
+                samples=samples_from_ticks(f.span.length, INPUT_RATE),
+            )
+            for f in facts
+        ]
+        return jobs, facts
+
+    def _spec(self, role: Role) -> StageSpec:
+        return self._plan.need(role)
+
+    def _listen_job(self) -> tuple[Any, Any]:
+        utterance, window = self.utterance, self._listen_window()
+        if utterance is None or window is None:
+            return None, None
+        utterance.listen(window)
+        start, samples = _samples(window.span)
+        return ListenJob(**self._who(), ring=self.ring.slot, start=start, samples=samples), utterance
+
+    def _judge_job(self) -> tuple[Any, Any]:
+        utterance = self.utterance
+        if utterance is None:
+            return None, None
+        utterance.judging = utterance.silence
+        oldest = max(0, utterance.input_end - self._plan.listen_max)
+        start, samples = _samples(Span(Ticks(max(oldest, utterance.onset - PREFIX)), utterance.input_end))
+        return JudgeJob(**self._who(), ring=self.ring.slot, start=start, samples=samples), utterance
+
+    def _think_job(self, work_id: WorkId) -> tuple[Any, Any]:
+        context = self._context_behind()
+        reply = self.reply if context is None else None
+        context = context or self.context
+        try:
+            feed = context.launch(work_id, steps=self._plan.think_steps if reply else 0, feed_max=FEED_MAX)
+        except ArenaFull:
+            return None, None
+        job = ThinkJob(
+            **self._who(),
+            slots=feed.slots,
+            past=feed.past,
+            feed=feed.tokens,
+            steps=feed.steps,
+            reply=tuple(reply.tokens) if reply else (),
+            stop=self._plan.dialect.stop,
+        )
+        return job, (context, reply if feed.steps else None)
+
+    def _talk_job(self) -> tuple[Any, Any]:
+        reply = self.reply
+        assert reply is not None
+        lease = self._stores.lease_latents(self.id, self.timeline.epoch)
+        if lease is None:
+            return None, None
+        clause = reply.to_talk.popleft()
+        job = TalkJob(**self._who(), text=clause.text, latents=lease.slot, first=clause.index == 0)
+        return job, (reply, lease, clause)
+
+    def _render_job(self) -> tuple[Any, Any]:
+        reply = self.reply
+        assert reply is not None
+        spoken = reply.unplanned()
+        if spoken is None or not self._stores.out_slots:
+            return None, None
+        length = self._chunk_length(reply, spoken)
+        start = Ticks(spoken.start + spoken.planned)
+        chunk = self.chunks.plan(
+            epoch=self.timeline.epoch,
+            response=reply.response,
+            clause=spoken.clause.index,
+            offset=spoken.planned,
+            span=Span(start, Ticks(start + length)),
+            condition=self.condition,
+            last=False,
+        )
+        chunk.slot = self._stores.out_slots.popleft()
+        spoken.planned = Ticks(spoken.planned + length)
+        spoken.chunks_open += 1
+        reply.planned_until = chunk.span.end
+        self.timeline.generation = chunk.span.end
+        self.chunks.move(chunk, ChunkState.RUNNING)
+        job = RenderJob(
+            **self._who(chunk.chunk_id),
+            latents=spoken.latents.slot,
+            state=self.voice_state.slot,
+            start=chunk.offset,
+            length=length,
+            fresh=chunk.offset == 0,
+            slot=chunk.slot,
+        )
+        return job, chunk
+
+    def _release_clause(self, reply: Reply) -> None:
+        """A clause whose chunks are all made gives its latents back."""
+        if reply.spoken and reply.spoken[0].chunks_open:
+            reply.spoken[0].chunks_open -= 1
+        while reply.spoken and reply.spoken[0].planned >= reply.spoken[0].length and not reply.spoken[0].chunks_open:
+            self._stores.discard(reply.spoken.popleft().latents)
+
+    # Leaving -------------------------------------------------------------------------------------------------------
+
+    def progress(self, now: Nanos) -> Progress:
+        budget = self._budget(self.reply) if self.reply is not None else Ticks(0)
+        t = self.timeline
+        return Progress(self.id, t.epoch, t.generation, t.playback(now), budget, t.assumed)
+
+    def _enter(self, state: TurnState) -> None:
+        if state is not self.state:
+            self.state = state
+            self._emit(StateChanged(self.id, state))
+
+    def close(self) -> None:
+        """Everything goes back, behind the work that still uses it; the reply ends as cancelled."""
+        self.closed = True
+        if self.reply is not None:
+            self.reply.move(ResponseState.CANCELLING)
+            self.reply.move(ResponseState.CANCELLED)
+            self._emit_response("session closed")
+            self.reply = None
+        self._drop_branch()
+        self.contest = None
+        fences = tuple(FenceId(work) for work in self._flights)
+        self.context.close()
+        self._stores.close_session(self.id, after=fences)
+        if self._to_copy:
+            self._emit(FreeSlots(tuple(f.slot for f in self._to_copy)))
+            self._to_copy.clear()
+
+    def orphan(self, fact: StageFinished | StageFailed) -> bool:
+        """Work that came back after the close: its slots go home. True when nothing more is to come."""
+        flight = self._flights.pop(fact.work)
+        self._stores.fence_passed(FenceId(fact.work))
+        if flight.role is Role.COPY:
+            self._emit(FreeSlots(tuple(f.slot for f in flight.detail)))
+        if flight.role is Role.RENDER and flight.detail.slot >= 0:
+            self._stores.out_slots.append(flight.detail.slot)
+        return not self._flights
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self._flights)
+
+
+def _samples(span: Span) -> tuple[int, int]:
+    return samples_from_ticks(span.start, INPUT_RATE), samples_from_ticks(span.length, INPUT_RATE)

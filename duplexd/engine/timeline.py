@@ -1,0 +1,102 @@
+"""One output's timeline: what was generated, handed over, heard.
+
+1. Cursors only move forward within an epoch; a late, duplicate, decreasing or foreign report changes nothing.
+2. Gating may extrapolate playback between reports; commits and history never do: they use `heard`.
+3. While playout is held nothing plays, so nothing is extrapolated.
+"""
+
+from __future__ import annotations
+
+from duplexd.ids import Epoch
+from duplexd.messages import CursorReported
+from duplexd.units import Nanos, Ticks, nanos_from_ticks, ticks_from_ms, ticks_from_nanos
+
+#: A report older than this is not extrapolated any further: the listener's network may be gone.
+EXTRAPOLATE_MAX = ticks_from_ms(500)
+BUDGET_MIN = ticks_from_ms(300)
+BUDGET_MAX = ticks_from_ms(1500)
+
+
+class Timeline:
+    """Integer media time of the voice output. `lookahead = generation - playback`."""
+
+    def __init__(self, *, reports_kept: int = 64) -> None:
+        self.epoch = Epoch(0)
+        self.generation = Ticks(0)  #: end of what was started or made
+        self.published = Ticks(0)  #: end of what the front end was given
+        self.delivered = Ticks(0)
+        self.reported = Ticks(0)  #: newest accepted position of the ear
+        self.reported_at = Nanos(0)
+        self.bound = Ticks(0)
+        self.buffer = Ticks(0)
+        self.assumed = True  #: no measured report has come in this epoch
+        self.held = False
+        self._ages: list[int] = []
+        self._reports_kept = reports_kept
+        self.reports_ignored = 0
+
+    # what came in --------------------------------------------------------------------------------------------------
+
+    def report(self, fact: CursorReported, now: Nanos) -> bool:
+        """Take a report; False when it is late, foreign or moves backwards."""
+        position = min(fact.cursor.position, self.published)
+        if fact.cursor.epoch != self.epoch or position < self.reported or fact.cursor.observed_at < self.reported_at:
+            self.reports_ignored += 1
+            return False
+        self.reported = Ticks(position)
+        # An observation from the future is a broken clock, not news: it must not freeze later reports out.
+        self.reported_at = Nanos(min(fact.cursor.observed_at, now))
+        self.delivered = Ticks(max(self.delivered, min(fact.delivered, self.published)))
+        self.bound, self.buffer, self.assumed = fact.bound, fact.buffer, fact.assumed
+        self._ages.append(max(0, fact.age))
+        del self._ages[: -self._reports_kept]
+        return True
+
+    def settle(self, position: Ticks, now: Nanos) -> None:
+        """The authoritative answer to a hold: the cursor stands exactly here, even where a report had run ahead."""
+        self.reported = Ticks(max(0, min(position, self.published)))
+        self.reported_at = now
+
+    # questions -----------------------------------------------------------------------------------------------------
+
+    def playback(self, now: Nanos) -> Ticks:
+        """Where the ear is, extrapolated since the last report; never past what was published."""
+        if self.held or self.reported >= self.published:
+            return self.reported
+        elapsed = min(ticks_from_nanos(max(0, now - self.reported_at)), EXTRAPOLATE_MAX)
+        return Ticks(min(self.reported + elapsed, self.published))
+
+    @property
+    def heard(self) -> Ticks:
+        """What certainly was heard: the last report less its error bound."""
+        return Ticks(max(0, self.reported - self.bound))
+
+    def lookahead(self, now: Nanos) -> Ticks:
+        return Ticks(self.generation - self.playback(now))
+
+    def budget(self, chunk: Ticks) -> Ticks:
+        """How far generation may run ahead: chunk + client buffer + P99 age of reports, within 0.3-1.5 s (DESIGN §5.1)."""
+        ages = sorted(self._ages)
+        age = ticks_from_nanos(ages[min(len(ages) - 1, len(ages) * 99 // 100)]) if ages else ticks_from_ms(200)
+        return Ticks(min(BUDGET_MAX, max(BUDGET_MIN, chunk + self.buffer + age)))
+
+    def reenters_budget_at(self, end: Ticks, budget: Ticks, now: Nanos) -> Nanos | None:
+        """When a chunk that ends at `end` fits the budget, if playback goes on as it does; None if it never will."""
+        short = end - self.playback(now) - budget
+        if short <= 0:
+            return now
+        if self.held or self.playback(now) + short > self.published:
+            return None
+        return Nanos(now + nanos_from_ticks(short) + 1)
+
+    def deadline(self, start: Ticks, now: Nanos) -> Nanos:
+        """When silence would start if the chunk at `start` were not there yet."""
+        return Nanos(now + nanos_from_ticks(max(0, start - self.playback(now))))
+
+    # orders --------------------------------------------------------------------------------------------------------
+
+    def advance(self, at: Ticks) -> None:
+        """An interruption: the timeline goes on at `at`, in a new epoch, and nothing after `at` was ever made."""
+        self.epoch = Epoch(self.epoch + 1)
+        self.generation = self.published = self.delivered = self.reported = at
+        self.held = False

@@ -1,0 +1,149 @@
+"""What the person is saying: which stretch of audio the ears re-encode, which words are stable, when the turn may end.
+
+1. The ears re-encode a growing window that never exceeds `listen_max`; earlier speech is frozen as text at a pause, so a
+   partial costs after a minute what it did after eight seconds (DESIGN §5 rule 7).
+2. A word is stable when two consecutive partials of one window agree on it and it is not the last (§5 rule 17).
+3. The silence clock starts at the last voiced block and is reset by voice.
+4. Positions are ticks of the input timeline.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from duplexd.units import Nanos, Span, Ticks, ticks_from_ms
+
+PREFIX = ticks_from_ms(320)  #: audio before the onset that belongs to the first word
+PARTIAL_EVERY = ticks_from_ms(320)  #: new audio before the window is encoded again
+PAUSE_MIN = ticks_from_ms(160)  #: silence at which a window may be cut
+FREEZE_AT = ticks_from_ms(6000)  #: a window longer than this is frozen at its last pause
+TAIL = ticks_from_ms(200)  #: silence after the last voiced block that the final window includes
+
+
+class ListenKind(Enum):
+    PARTIAL = "partial"
+    FREEZE = "freeze"  #: the words of this window will not be heard again
+    FINAL = "final"  #: everything voiced is inside the window
+
+
+class ListenWindow(msgspec.Struct, frozen=True):
+    kind: ListenKind
+    span: Span
+
+
+class Utterance:
+    """One turn of the person while it is being spoken."""
+
+    def __init__(self, *, onset: Ticks, start: Ticks, listen_max: Ticks, carried: str = "") -> None:
+        self.onset = onset
+        self.window_start = start
+        self.listen_max = listen_max
+        self.frozen = carried  #: text whose audio is not encoded any more
+        self.partial = ""  #: newest text of the window
+        self.stable = ""  #: agreed prefix of the window's text
+        self.voiced_until = onset
+        self.voiced_at = Nanos(0)  #: when the last voiced sample was captured
+        self.voiced_ticks = 0
+        self.echo_ticks = 0
+        self.heard_until = start  #: end of the newest encoded window
+        self.input_end = onset
+        self.judged: list[tuple[Ticks, float]] = []  #: (silence when asked, probability) since the last voice
+        self.judging: Ticks | None = None  #: silence at which the running judgement was asked
+        self.listening: ListenWindow | None = None
+        self._pauses: list[Ticks] = []
+        self._quietest: tuple[float, Ticks] = (2.0, start)
+
+    # audio ---------------------------------------------------------------------------------------------------------
+
+    def take(self, span: Span, *, voiced: bool, echo: bool, voice: float, captured_at: Nanos) -> None:
+        """One block of input audio has arrived."""
+        self.input_end = span.end
+        if voiced:
+            if span.start - self.voiced_until >= PAUSE_MIN:
+                self._pauses.append(Ticks((span.start + self.voiced_until) // 2))
+            self.voiced_until, self.voiced_at = span.end, captured_at
+            self.voiced_ticks += span.length
+            self.judged.clear()
+        elif echo:
+            self.echo_ticks += span.length
+        if span.end - self.window_start > self.listen_max // 2 and voice < self._quietest[0]:
+            self._quietest = (voice, Ticks((span.start + span.end) // 2))
+
+    @property
+    def silence(self) -> Ticks:
+        return Ticks(max(0, self.input_end - self.voiced_until))
+
+    # windows -------------------------------------------------------------------------------------------------------
+
+    def wanted(self, copied_until: Ticks, *, final: bool) -> ListenWindow | None:
+        """The next window to encode, or None while there is nothing new worth it."""
+        if self.listening is not None:
+            return None
+        end = min(copied_until, self.input_end)
+        if end - self.window_start > FREEZE_AT and (cut := self._cut_point(end)) is not None:
+            return ListenWindow(ListenKind.FREEZE, Span(self.window_start, cut))
+        if final:
+            end = min(end, Ticks(self.voiced_until + TAIL))
+            done = self.heard_until >= self.voiced_until or end < self.voiced_until
+            return None if done else ListenWindow(ListenKind.FINAL, Span(self.window_start, end))
+        fresh = min(end, Ticks(self.voiced_until + TAIL)) - self.heard_until
+        if fresh < PARTIAL_EVERY or self.voiced_until <= self.heard_until:
+            return None
+        return ListenWindow(ListenKind.PARTIAL, Span(self.window_start, end))
+
+    def _cut_point(self, end: Ticks) -> Ticks | None:
+        """The last pause, or at the bound the quietest block of the window's second half."""
+        pauses = [p for p in self._pauses if self.window_start + self.listen_max // 8 < p < end - PAUSE_MIN]
+        if pauses:
+            return pauses[-1]
+        return self._quietest[1] if end - self.window_start >= self.listen_max - 2 * PARTIAL_EVERY else None
+
+    def listen(self, window: ListenWindow) -> None:
+        self.listening = window
+
+    def hear(self, text: str) -> None:
+        """The running window came back as text."""
+        window, self.listening = self.listening, None
+        if window is None:
+            return
+        if window.kind is ListenKind.FREEZE:
+            self.frozen = join(self.frozen, text)
+            self.window_start = window.span.end
+            self._pauses = [p for p in self._pauses if p > window.span.end]
+            self._quietest = (2.0, window.span.end)
+            self.partial = self.stable = ""
+            self.heard_until = window.span.end  # The rest was encoded as part of a longer window: encode it again.
+            return
+        self.stable = agreed(self.partial, text)
+        self.partial = text
+        self.heard_until = window.span.end
+
+    # words ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def text(self) -> str:
+        return join(self.frozen, self.partial)
+
+    @property
+    def stable_text(self) -> str:
+        return join(self.frozen, self.stable)
+
+    @property
+    def complete(self) -> bool:
+        """Everything voiced has been turned into words."""
+        return self.listening is None and self.heard_until >= self.voiced_until
+
+
+def join(left: str, right: str) -> str:
+    return f"{left} {right}".strip() if right else left
+
+
+def agreed(before: str, after: str) -> str:
+    """Words both partials begin with, the last word of the newer one excluded."""
+    old, new = before.split(), after.split()
+    count = 0
+    while count < min(len(old), len(new) - 1) and old[count] == new[count]:
+        count += 1
+    return " ".join(new[:count])

@@ -1,0 +1,429 @@
+"""One person's line: the front end's half of a session, without sockets.
+
+Audio, page reports and engine news go in with `now`; facts for the engine and orders for the page come out of `drain`.
+
+1. Playout freezes at once when somebody speaks over the reply; the engine decides afterwards (DESIGN §6).
+2. The answer of the page to a hold is the authoritative position of the ear; everything else is an estimate.
+3. Without reports of the page, positions come from a conservative clock and say so (`assumed`).
+4. Nothing here waits: `tick` is called every 20 ms.
+
+    FREE --voice over the reply--> HELD --engine: resume / advance, or hold_max--> FREE
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from duplexd.ids import Epoch, ResponseId, SessionId, TurnId
+from duplexd.media.framer import AudioBlock, Framer
+from duplexd.media.playout import FRAME, Pcm, Place, Playout
+from duplexd.media.vad import Started, Stopped, VoiceGate
+from duplexd.messages import (
+    AdvanceEpoch,
+    Cursor,
+    CursorReported,
+    HoldAnswered,
+    HoldExpired,
+    LatencyMeasured,
+    PublishChunk,
+    ResumePlayback,
+    TextArrived,
+    VoiceStarted,
+    VoiceStopped,
+)
+from duplexd.units import (
+    NANOS_PER_MS,
+    Nanos,
+    Span,
+    Ticks,
+    ms_from_nanos,
+    ms_from_ticks,
+    ticks_from_ms,
+    ticks_from_nanos,
+)
+
+HOLD_MAX = Nanos(2000 * NANOS_PER_MS)
+BIAS = ticks_from_ms(12)  #: decoded and unplayed audio the page's statistics do not show (measured: 12 ms, sd 5)
+BOUND = ticks_from_ms(20)  #: published error of a measured cursor (measured against a loudspeaker tap)
+ASSUMED_LAG = ticks_from_ms(250)  #: transport, jitter buffer and output of a listener who reports nothing
+ASSUMED_BOUND = ticks_from_ms(120)
+REPORTS_MISSED_AFTER = Nanos(1500 * NANOS_PER_MS)
+INPUT_LOST_AFTER = Nanos(700 * NANOS_PER_MS)
+REHOLD_AFTER = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
+
+
+class Block(msgspec.Struct, frozen=True):
+    """For the engine: one block of the person's audio. The front end puts it into a slot."""
+
+    pcm: NDArray[np.int16]
+    span: Span
+    captured_at: Nanos
+    voice: float
+    echo: float
+    gap: bool
+
+
+class HoldOrder(msgspec.Struct, frozen=True):
+    hold: int
+    epoch: Epoch
+
+
+class ResumeOrder(msgspec.Struct, frozen=True):
+    hold: int
+    epoch: Epoch
+    pts: int  #: unmute when this is heard
+
+
+class FlushOrder(msgspec.Struct, frozen=True):
+    hold: int
+    epoch: Epoch
+    pts: int
+
+
+class LatencyReady(msgspec.Struct, frozen=True):
+    """One turn's latency in contiguous parts, milliseconds; they sum to the total."""
+
+    turn: TurnId
+    response: ResponseId
+    parts: tuple[tuple[str, float], ...]
+
+
+class Hold(msgspec.Struct):
+    hold: int
+    since: Nanos
+    position: Ticks
+    epoch: Epoch
+
+
+class EarReport(msgspec.Struct, frozen=True):
+    """What the page says it hears."""
+
+    pts: int  #: heard at `observed_at`
+    observed_at: Nanos
+    buffer: Ticks  #: jitter buffer and output device
+    network: Ticks  #: one way
+    jitter_buffer: Ticks
+    output: Ticks
+
+
+class Detector(Protocol):
+    def probability(self, block: NDArray[np.float32]) -> float: ...
+
+
+class EchoJudge(Protocol):
+    """Whether the microphone is explained by what the character played."""
+
+    def play(self, pcm: Pcm, at: Nanos) -> None: ...
+
+    def share(self, block: NDArray[np.int16], at: Nanos) -> float: ...
+
+
+class Line:
+    """One session's ears and mouth in the front end."""
+
+    def __init__(
+        self,
+        *,
+        session: SessionId,
+        rate: int,
+        detector: Detector,
+        echo: EchoJudge | None,
+        allow_barge_in: bool,
+        pts_at: Callable[[Nanos], int],
+        gate: VoiceGate | None = None,
+    ) -> None:
+        self.session = session
+        self.playout = Playout(rate=rate)
+        self.allow_barge_in = allow_barge_in
+        self.silent = False  #: the page's sound is blocked: nothing is being heard
+        self.hold: Hold | None = None
+        self.framer = Framer()
+        self._detector = detector
+        self._echo = echo
+        self._gate = gate or VoiceGate()
+        self._pts_at = pts_at
+        self._out: deque[Any] = deque()
+        self._holds = 0
+        self._page_voice = 0
+        self._stops = 0
+        self._next_pts = 0
+        self._last_report: EarReport | None = None
+        self._last_report_at = Nanos(0)
+        self._last_audio_at = Nanos(0)
+        self._input_at = (Nanos(0), Ticks(0))
+        self._next_assumed = Nanos(0)
+        self._rest_until = Nanos(0)
+        self._after_advance: deque[Any] = deque(maxlen=4)
+        self._latency: LatencyMeasured | None = None
+        self._sent_at = Nanos(0)
+
+    def drain(self) -> list[Any]:
+        """Facts for the engine and orders for the page, in order."""
+        out = list(self._out)
+        self._out.clear()
+        return out
+
+    # The person's audio --------------------------------------------------------------------------------------------
+
+    def on_audio(self, pcm: NDArray[np.int16], rtp: int, now: Nanos) -> None:
+        """Decoded audio, int16 (n,) at 16 kHz, with its RTP timestamp."""
+        self._last_audio_at = now
+        blocks = self.framer.push(pcm, rtp)
+        self._input_at = (now, self.framer.position)
+        self._take_blocks(blocks, now)
+
+    def _take_blocks(self, blocks: list[AudioBlock], now: Nanos) -> None:
+        for block in blocks:
+            voice = 0.0 if block.gap else self._detector.probability(block.pcm.astype(np.float32) / 32768.0)
+            echo = self._echo.share(block.pcm, now) if self._echo is not None else 0.0
+            # The voice decides first: when the block that made it a fact reaches the engine, the utterance is open.
+            self._hear(self._gate.push(voice, block.span, echo=echo, gap=block.gap), now)
+            self._out.append(Block(block.pcm, block.span, now, voice, echo, block.gap))
+
+    def _hear(self, fact: Started | Stopped | None, now: Nanos) -> None:
+        if isinstance(fact, Stopped):
+            self._out.append(VoiceStopped(self.session, fact.at))
+        elif isinstance(fact, Started):
+            if self.audible(now) and self.allow_barge_in and self.hold is None and now >= self._rest_until:
+                self._begin_hold(now, at=fact.at, source="server", place=self._ear(now))
+                assert self.hold is not None
+                self._out.append(HoldOrder(self.hold.hold, self.playout.epoch))
+            else:
+                self._out.append(self._voice_started(now, at=fact.at, source="server", place=self._ear(now)))
+
+    # The page ------------------------------------------------------------------------------------------------------
+
+    def on_page_voice(self, voice_id: int, *, pts: int, muted: bool, now: Nanos) -> None:
+        """The page heard its own microphone; when `muted`, it has frozen the ear at `pts` already."""
+        if voice_id <= self._page_voice:
+            return
+        self._page_voice = voice_id
+        if not muted:
+            return  # A hint the server's own detector confirms within a block or two.
+        self._freeze(pts, source="page", now=now)
+
+    def on_stop(self, stop_id: int, *, pts: int, muted: bool, now: Nanos) -> None:
+        if stop_id <= self._stops:
+            return
+        self._stops = stop_id
+        if muted:
+            self._freeze(pts, source="stop", now=now)
+        elif self.audible(now):
+            self._begin_hold(now, at=self.framer.position, source="stop", place=self._ear(now))
+            assert self.hold is not None
+            self._out.append(HoldOrder(self.hold.hold, self.playout.epoch))
+        else:
+            self._out.append(self._voice_started(now, at=self.framer.position, source="stop", place=self._ear(now)))
+
+    def _freeze(self, pts: int, *, source: str, now: Nanos) -> None:
+        if self.hold is not None:
+            # The server froze first; the page's word on where the ear stands is the better one.
+            self.on_hold_answer(self.hold.hold, pts=pts, now=now)
+            return
+        at = Ticks(max(0, self.framer.position - ticks_from_ms(96)))
+        self._begin_hold(now, at=at, source=source, place=self.playout.place(self._clamp(pts)))
+
+    def _begin_hold(self, now: Nanos, *, at: Ticks, source: str, place: Place | None) -> None:
+        self._holds += 1
+        position = place.position if place is not None else Ticks(0)
+        self.hold = Hold(self._holds, now, position, self.playout.epoch)
+        self.playout.hold()
+        self._out.append(self._voice_started(now, at=at, source=source, place=place, hold=self._holds))
+
+    def _voice_started(self, now: Nanos, *, at: Ticks, source: str, place: Place | None, hold: int = 0) -> VoiceStarted:
+        return VoiceStarted(
+            self.session,
+            at,
+            self._cursor(place, now),
+            hold > 0,
+            hold,
+            source,
+            now,
+            assumed=self._reports_missed(now),
+            bound=_bound(place, BOUND),
+        )
+
+    def on_hold_answer(self, hold: int, *, pts: int, now: Nanos) -> None:
+        """The page muted for this hold and says where the ear stands."""
+        if self.hold is None or self.hold.hold != hold:
+            return
+        place = self.playout.place(self._clamp(pts))
+        if place is not None and place.epoch == self.hold.epoch:
+            self.hold.position = place.position
+        self._out.append(HoldAnswered(self.session, hold, self._cursor(place, now), _bound(place, BOUND)))
+
+    def on_report(self, report: EarReport, now: Nanos, *, muted: bool, silent: bool) -> None:
+        """Ten times a second: what is heard now. A muted page hears nothing, whatever its clock says."""
+        self._last_report, self._last_report_at = report, now
+        self.silent = silent
+        if muted or silent or self.hold is not None:
+            return
+        place = self.playout.place(self._clamp(report.pts))
+        self._report(place, report.observed_at, now, buffer=report.buffer, bound=BOUND, assumed=False)
+        self._finish_latency(report, place)
+
+    def say(self, text: str, key: str, now: Nanos) -> None:
+        """Typed words: they interrupt like a voice that needs no judgement, so the ear's position is asked for first."""
+        fact = TextArrived(self.session, text, key)
+        if self.hold is None and self.audible(now) and self.allow_barge_in:
+            self._after_advance.append(fact)
+            self._stops += 1
+            self._begin_hold(now, at=self.framer.position, source="stop", place=self._ear(now))
+            assert self.hold is not None
+            self._out.append(HoldOrder(self.hold.hold, self.playout.epoch))
+        elif self.hold is not None:
+            self._after_advance.append(fact)
+        else:
+            self._out.append(fact)
+
+    # The engine ----------------------------------------------------------------------------------------------------
+
+    def publish(self, news: PublishChunk, pcm: Pcm) -> bool:
+        return self.playout.publish(epoch=news.epoch, span=news.span, pcm=pcm, last=news.last)
+
+    def advance(self, news: AdvanceEpoch) -> None:
+        self.playout.advance(news.epoch, news.at)
+        self.hold = None
+        self._latency = None
+        self._out.append(FlushOrder(news.hold, news.epoch, self._next_pts))
+        self._release_texts()
+
+    def resume(self, news: ResumePlayback, now: Nanos) -> None:
+        if self.hold is None or self.hold.hold != news.hold:
+            return
+        self._resume(now)
+
+    def _resume(self, now: Nanos) -> None:
+        assert self.hold is not None
+        self.playout.resume(self.hold.position)
+        self._out.append(ResumeOrder(self.hold.hold, self.playout.epoch, self._next_pts))
+        self._rest_until = Nanos(now + REHOLD_AFTER)
+        self.hold = None
+        self._release_texts()
+
+    def _release_texts(self) -> None:
+        self._out.extend(self._after_advance)
+        self._after_advance.clear()
+
+    def measure(self, news: LatencyMeasured) -> None:
+        """The engine's part of a turn's latency; the rest is added when its first sample has been heard."""
+        self._latency, self._sent_at = news, Nanos(0)
+
+    # The transport and the clock -----------------------------------------------------------------------------------
+
+    def pull(self, pts: int, now: Nanos) -> Pcm:
+        """The frame at `pts`: content or silence."""
+        frame = self.playout.pull(pts)
+        self._next_pts = pts + FRAME
+        if self._echo is not None:
+            self._echo.play(frame, now)
+        if self._latency is not None and self._sent_at == 0 and not self.playout.held and frame.any():
+            self._sent_at = now
+        return frame
+
+    def tick(self, now: Nanos) -> None:
+        """Deadlines: a hold nobody decided, reports that stay away, a microphone that fell silent."""
+        if self.hold is not None and now - self.hold.since >= HOLD_MAX:
+            self._expire_hold(now)
+        if now - self._last_report_at >= REPORTS_MISSED_AFTER and now >= self._next_assumed:
+            self._assume(now)
+        if self._last_audio_at and now - self._last_audio_at >= INPUT_LOST_AFTER:
+            since, position = self._input_at
+            lost = ticks_from_nanos(now - since - INPUT_LOST_AFTER // 2)
+            self._take_blocks(self.framer.advance(Ticks(position + max(0, lost))), now)
+
+    def _expire_hold(self, now: Nanos) -> None:
+        """The engine did not decide in time: the front end alone resumes, or flushes while the voice goes on."""
+        assert self.hold is not None
+        resumed = not self._gate.speaking
+        self._out.append(HoldExpired(self.session, self.hold.hold, resumed))
+        if resumed:
+            self._resume(now)
+        else:
+            self.playout.advance(Epoch(self.playout.epoch + 1), self.hold.position)
+            self._out.append(FlushOrder(self.hold.hold, self.playout.epoch, self._next_pts))
+            self.hold = None
+            self._release_texts()
+
+    def _assume(self, now: Nanos) -> None:
+        self._next_assumed = Nanos(now + 100 * NANOS_PER_MS)
+        if self.hold is None and not self.silent:
+            place = self.playout.place(self._pts_at(now) - ASSUMED_LAG)
+            self._report(place, now, now, buffer=ASSUMED_LAG, bound=ASSUMED_BOUND, assumed=True)
+
+    # Positions -----------------------------------------------------------------------------------------------------
+
+    def _report(
+        self, place: Place | None, observed_at: Nanos, now: Nanos, *, buffer: Ticks, bound: Ticks, assumed: bool
+    ) -> None:
+        if place is None:
+            return
+        self._out.append(
+            CursorReported(
+                self.session,
+                Cursor(place.epoch, place.position, observed_at),
+                self.playout.delivered,
+                buffer,
+                Nanos(max(0, now - observed_at)),
+                _bound(place, bound),
+                assumed,
+            )
+        )
+
+    def _ear(self, now: Nanos) -> Place | None:
+        """Where the ear is now, by the last report carried forward, or by the conservative clock."""
+        report = self._last_report
+        if report is None or self._reports_missed(now):
+            return self.playout.place(self._pts_at(now) - ASSUMED_LAG)
+        return self.playout.place(self._clamp(report.pts + ticks_from_nanos(now - report.observed_at)))
+
+    def _clamp(self, pts: int) -> int:
+        """Nothing is heard that was not sent."""
+        return min(pts, self._next_pts)
+
+    def _reports_missed(self, now: Nanos) -> bool:
+        return now - self._last_report_at >= REPORTS_MISSED_AFTER
+
+    def _cursor(self, place: Place | None, now: Nanos) -> Cursor:
+        if place is None:
+            return Cursor(self.playout.epoch, Ticks(0), now)
+        return Cursor(place.epoch, place.position, now)
+
+    def audible(self, now: Nanos) -> bool:
+        """Content is playing, or may still be on its way to the ear."""
+        if not self.playout.quiet:
+            return True
+        place = self._ear(now)
+        return place is not None and place.position < self.playout.delivered and place.past == 0
+
+    # Latency -------------------------------------------------------------------------------------------------------
+
+    def _finish_latency(self, report: EarReport, place: Place | None) -> None:
+        if self._latency is None or self._sent_at == 0 or place is None:
+            return
+        news, self._latency = self._latency, None
+        marks = [news.ended_at, news.decided_at, news.prefilled_at, news.worded_at, news.published_at, self._sent_at]
+        names = ["end_of_turn", "prefill", "first_word", "first_audio", "pacing"]
+        parts = [
+            (name, round(ms_from_nanos(max(0, later - earlier)), 1))
+            for name, earlier, later in zip(names, marks, marks[1:], strict=False)
+        ]
+        parts += [
+            ("network", round(ms_from_ticks(report.network), 1)),
+            ("jitter_buffer", round(ms_from_ticks(report.jitter_buffer), 1)),
+            ("output", round(ms_from_ticks(report.output), 1)),
+        ]
+        self._out.append(LatencyReady(news.turn, news.response, tuple(parts)))
+
+
+def _bound(place: Place | None, bound: Ticks) -> Ticks:
+    """Once silence has been heard for longer than the error, everything before it certainly was."""
+    return Ticks(0) if place is not None and place.past > bound else bound
+
+

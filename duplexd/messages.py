@@ -1,0 +1,371 @@
+"""What the front end and the engine tell each other: facts go in, orders and news come out.
+
+1. One msgpack struct a packet. New fields have defaults and stand last; the types of existing ones do not change.
+2. Facts are in the past tense, orders in the imperative. Every message names its session.
+3. Bulk media never travels here: a message names a slot of shared memory, and the slot belongs to whoever last received a
+   message about it.
+4. Positions are ticks of the output timeline (`Cursor`) or of the input timeline (`at`, `span`); see `units`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from duplexd.ids import ChunkId, Epoch, ResponseId, SessionId, TurnId
+from duplexd.units import Nanos, Span, Ticks
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """A position on the output timeline with the epoch it belongs to."""
+
+    epoch: Epoch
+    position: Ticks
+    observed_at: Nanos
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    session: SessionId
+
+
+class Modality(Enum):
+    AUDIO = "audio"
+    TEXT = "text"
+    IMAGE = "image"
+
+
+# Facts: front end -> engine ---------------------------------------------------------------------------------------
+
+
+class SessionOpened(Message, frozen=True):
+    """A person connected and asks to be admitted."""
+
+    barge_in: bool = True
+    #: relative weight between sessions that are equally urgent; 1 is everybody's
+    priority: int = 1
+    #: a turn whose first sound is not published this long after its end fails; 0: never
+    response_deadline: Nanos = Nanos(0)
+    #: name of the person's copy of the character's voice path, e.g. whether their echo is cancelled
+    echo_cancellation: bool = True
+
+
+class MediaArrived(Message, frozen=True):
+    """One block of the person's audio, 16 kHz mono int16, lies in an input slot."""
+
+    slot: int
+    span: Span  #: on the input timeline
+    captured_at: Nanos
+    voice: float  #: probability that the block holds speech, 0..1
+    echo: float = 0.0  #: share of the block explained by what the character itself played, 0..1
+    gap: bool = False  #: the block is missing from the network and holds zeros
+
+
+class VoiceStarted(Message, frozen=True):
+    """Somebody speaks. When `held`, playout is frozen at `cursor` and waits for the engine's decision."""
+
+    at: Ticks  #: onset on the input timeline
+    cursor: Cursor
+    held: bool
+    hold: int = 0  #: id of the hold; 0 when nothing is held
+    source: str = "server"  #: "page", "server", "stop"
+    onset_at: Nanos = Nanos(0)  #: when the onset was noticed
+    assumed: bool = False  #: the cursor is an estimate, not a measurement
+    bound: Ticks = Ticks(0)  #: published error bound of the cursor
+
+
+class HoldAnswered(Message, frozen=True):
+    """The page's own answer to a hold: the authoritative position for the cut."""
+
+    hold: int
+    cursor: Cursor
+    bound: Ticks
+    assumed: bool = False
+
+
+class VoiceStopped(Message, frozen=True):
+    at: Ticks
+
+
+class HoldExpired(Message, frozen=True):
+    """The engine did not decide within `hold_max`; the front end decided alone."""
+
+    hold: int
+    resumed: bool
+
+
+class CursorReported(Message, frozen=True):
+    """What has been heard of the output timeline."""
+
+    cursor: Cursor
+    delivered: Ticks  #: handed to transport
+    buffer: Ticks  #: what lies between transport and ear
+    age: Nanos  #: how old the report was when it came
+    bound: Ticks  #: published error bound of the position
+    assumed: bool  #: no report from the listener: a conservative clock
+
+
+class TextArrived(Message, frozen=True):
+    """Typed words of the person: a whole turn."""
+
+    text: str
+    key: str  #: idempotency key
+
+
+class ImageArrived(Message, frozen=True):
+    key: str
+    byte_count: int
+
+
+class SettingChanged(Message, frozen=True):
+    barge_in: bool | None = None
+    echo_cancellation: bool | None = None
+
+
+class SlotsFreed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Output slots the front end has copied out."""
+
+    slots: tuple[int, ...]
+
+
+class SessionClosed(Message, frozen=True):
+    """The person left, or the front end gave them up."""
+
+    reason: str
+
+
+class ClientStalled(Message, frozen=True):
+    """The person's data channel does not drain; True until it does."""
+
+    stalled: bool
+
+
+class DoorsClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The daemon is stopping: admit nobody, end when the last session has gone."""
+
+    reason: str
+
+
+Fact = (
+    SessionOpened
+    | MediaArrived
+    | VoiceStarted
+    | HoldAnswered
+    | VoiceStopped
+    | HoldExpired
+    | CursorReported
+    | TextArrived
+    | ImageArrived
+    | SettingChanged
+    | SlotsFreed
+    | SessionClosed
+    | ClientStalled
+    | DoorsClosed
+)
+
+
+# Orders and news: engine -> front end -----------------------------------------------------------------------------
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model is loaded and the arena laid out."""
+
+    model: str
+    sessions_max: int
+    sample_rate: int  #: of published chunks
+    takes: tuple[Modality, ...]
+    cut: str
+    voice: str  #: which detector tells voice in the person's audio: "silero" or "energy"
+
+
+class AdmitSession(Message, frozen=True):
+    pass
+
+
+class RefuseSession(Message, frozen=True):
+    reason: str  #: names what is missing
+
+
+class PublishChunk(Message, frozen=True):
+    """One chunk of the character's voice lies in an output slot, int16 mono at the engine's sample rate."""
+
+    response: ResponseId
+    chunk: ChunkId
+    epoch: Epoch
+    span: Span
+    slot: int
+    samples: int
+    last: bool  #: nothing of this response follows
+    sequence: int
+
+
+class FreeSlots(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Input slots the engine has copied out."""
+
+    slots: tuple[int, ...]
+
+
+class AdvanceEpoch(Message, frozen=True):
+    """An interruption: nothing older than `epoch` is heard from now on; the timeline goes on at `at`."""
+
+    epoch: Epoch
+    at: Ticks
+    hold: int
+    decided_at: Nanos
+
+
+class ResumePlayback(Message, frozen=True):
+    """A false alarm: go on where the hold froze playout."""
+
+    hold: int
+    epoch: Epoch
+
+
+class Progress(Message, frozen=True):
+    """Cursors of the voice output, for whoever shows them."""
+
+    epoch: Epoch
+    generation: Ticks
+    playback: Ticks
+    budget: Ticks
+    assumed: bool
+
+
+class TurnState(Enum):
+    LISTENING = "listening"
+    THINKING = "thinking"
+    SPEAKING = "speaking"
+    HELD = "held"
+
+
+class StateChanged(Message, frozen=True):
+    state: TurnState
+
+
+class UserWords(Message, frozen=True):
+    turn: TurnId
+    text: str
+    stable: int
+    final: bool
+
+
+class ResponseState(Enum):
+    """Life of one response (DESIGN §9). Exactly one of the last three ends it."""
+
+    ACCEPTED = "accepted"
+    RUNNING = "running"
+    STREAMING = "streaming"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class OutputState(msgspec.Struct, frozen=True, array_like=True):
+    """State of one output of a response: a voice that fails after its text was delivered is a partial result."""
+
+    output: str  #: "text" or "voice"
+    state: ResponseState
+
+
+class ResponseChanged(Message, frozen=True):
+    response: ResponseId
+    epoch: Epoch
+    state: ResponseState
+    outputs: tuple[OutputState, ...]
+    sequence: int
+    reason: str = ""
+
+
+class SpokenWord(msgspec.Struct, frozen=True, array_like=True):
+    text: str
+    span: Span  #: on the output timeline
+
+
+class ReplyWords(Message, frozen=True):
+    response: ResponseId
+    epoch: Epoch
+    first: int  #: index of the first word within the response
+    words: tuple[SpokenWord, ...]
+    sequence: int
+
+
+class HistoryChanged(Message, frozen=True):
+    """What of a response was heard: exactly what the thinker's history holds of it."""
+
+    response: ResponseId
+    words: int
+    text: str
+    ambiguous: tuple[int, ...]
+    estimated: bool
+    final: bool
+
+
+class LatencyMeasured(Message, frozen=True):
+    """Engine's part of one turn's latency; the front end adds what lies outside."""
+
+    turn: TurnId
+    response: ResponseId
+    ended_at: Nanos  #: last voiced sample of the person, by the input timeline
+    decided_at: Nanos  #: end of turn decided
+    prefilled_at: Nanos  #: context complete
+    worded_at: Nanos  #: first clause complete
+    published_at: Nanos  #: first chunk published
+
+
+class InputRefusal(Message, frozen=True):
+    code: str
+    reason: str
+    key: str = ""
+
+
+class EndSession(Message, frozen=True):
+    """The engine ends a session; the front end tells the person why."""
+
+    reason: str
+
+
+class Metrics(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Counters and gauges of the engine, once a second and when asked."""
+
+    values: dict[str, float]
+
+
+News = (
+    EngineReady
+    | AdmitSession
+    | RefuseSession
+    | PublishChunk
+    | FreeSlots
+    | AdvanceEpoch
+    | ResumePlayback
+    | Progress
+    | StateChanged
+    | UserWords
+    | ResponseChanged
+    | ReplyWords
+    | HistoryChanged
+    | LatencyMeasured
+    | InputRefusal
+    | EndSession
+    | Metrics
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_fact_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Fact)
+_news_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(News)
+
+
+def pack(message: Fact | News) -> bytes:
+    return _encoder.encode(message)
+
+
+def unpack_fact(packet: bytes) -> Fact:
+    fact: Fact = _fact_decoder.decode(packet)
+    return fact
+
+
+def unpack_news(packet: bytes) -> News:
+    news: News = _news_decoder.decode(packet)
+    return news

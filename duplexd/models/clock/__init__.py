@@ -1,0 +1,86 @@
+"""The word clock: a model without weights whose every word is a tone of its own. The tests' main instrument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from duplexd.memory.classes import CacheClass
+from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
+from duplexd.models.clock.language import ClockDialect
+from duplexd.streams.graph import ModelPlan
+from duplexd.streams.stage import CostModel, Cut, PayloadKind, Role, Stage, StageSpec
+from duplexd.units import ticks_from_ms
+
+RING_SAMPLES = 16_000 * 16
+CONTEXT_TOKENS = 512
+PAGE_TOKENS = 16
+PAGES_PER_SESSION = 2 * CONTEXT_TOKENS // PAGE_TOKENS
+CLAUSE_MAX = ticks_from_ms(320 * 4)
+
+
+def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
+    """The plan of the word clock; it takes no options."""
+    return ModelPlan(
+        name="clock",
+        stages=STAGES,
+        edges=[("copy", "ears"), ("think", "talk"), ("talk", "render")],
+        dialect=ClockDialect(),
+        partitions=_partitions,
+        build=_build,
+        sample_rate=24_000,
+        grain=ticks_from_ms(10),
+        chunk_ramp=(ticks_from_ms(160), ticks_from_ms(240), ticks_from_ms(320)),
+        clause_max=CLAUSE_MAX,
+        context_tokens_max=CONTEXT_TOKENS,
+        page_tokens=PAGE_TOKENS,
+        reply_tokens_max=33,
+        reply_sentences_max=1,
+        think_steps=4,
+        ring_samples=RING_SAMPLES,
+        listen_max=ticks_from_ms(8000),
+        cut=Cut.AT_CURSOR,
+        voice="energy",
+    )
+
+
+STAGES = (
+    StageSpec("copy", Role.COPY, "copy", PayloadKind.AUDIO, PayloadKind.AUDIO, CostModel(50, 20), batch_max=8),
+    StageSpec(
+        "ears", Role.LISTEN, "listen", PayloadKind.AUDIO, PayloadKind.TEXT, CostModel(500, 0, 2000),
+        writes=CacheClass.INGEST,
+    ),
+    StageSpec(
+        "think", Role.THINK, "think", PayloadKind.TEXT, PayloadKind.TEXT, CostModel(200, 0, 50),
+        unit=CLAUSE_MAX, writes=CacheClass.CURRENT,
+    ),
+    StageSpec(
+        "talk", Role.TALK, "voice", PayloadKind.TEXT, PayloadKind.LATENT, CostModel(200),
+        unit=CLAUSE_MAX, writes=CacheClass.CURRENT,
+    ),
+    StageSpec("render", Role.RENDER, "voice", PayloadKind.LATENT, PayloadKind.AUDIO, CostModel(300, 0, 100)),
+)  # fmt: skip
+
+
+def _partitions(sessions: int) -> tuple[PartitionSpec, ...]:
+    slots, pages = PartitionKind.SLOTS, PartitionKind.PAGES
+    return (
+        PartitionSpec("ingest", slots, sessions, (FieldSpec("pcm", (RING_SAMPLES,)),), session_slots=1),
+        PartitionSpec("state", slots, sessions, (FieldSpec("end", (1,), "int64"),), session_slots=1),
+        PartitionSpec("latents", slots, sessions * 4, (FieldSpec("words", (16,)),), session_slots=4),
+        PartitionSpec(
+            "pages",
+            pages,
+            sessions * PAGES_PER_SESSION + 1,
+            (FieldSpec("k", (1,), "float64"),),
+            page_tokens=PAGE_TOKENS,
+            session_slots=PAGES_PER_SESSION,
+            shared_slots=1,
+        ),
+    )
+
+
+def _build() -> dict[str, Stage]:
+    from duplexd.models.clock import stages
+
+    kinds = {"copy": stages.Copy, "ears": stages.Ears, "think": stages.Thinker, "talk": stages.Talker}
+    return {spec.name: kinds.get(spec.name, stages.Renderer)(spec) for spec in STAGES}

@@ -1,0 +1,114 @@
+"""What a model family hands to the engine: its stages and edges, its sizes, and the pure half of its language.
+
+1. A plan is data plus pure functions; building it loads no weights and imports no torch.
+2. The core reads the plan to schedule and to keep history; `build` makes the stages that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from duplexd.memory.layout import PartitionSpec
+from duplexd.streams.stage import Cut, Role, Stage, StageSpec
+from duplexd.units import Ticks
+
+
+class TextStream(Protocol):
+    """Token ids in, text out, never breaking a character."""
+
+    def push(self, token: int) -> str: ...
+
+
+class Dialect(Protocol):
+    """Tokens of a conversation: the template of a thinker, as pure functions of text.
+
+    A conversation is `anchor (open_user words close_user_open_reply reply close_reply)*`. Words are given piecewise as
+    they become stable: `words("a b", first=True) + words(" c", first=False)` is what `words("a b c", first=True)` gives.
+    """
+
+    stop: tuple[int, ...]
+
+    def anchor(self) -> list[int]: ...
+
+    def open_user(self) -> list[int]: ...
+
+    def words(self, text: str, *, first: bool) -> list[int]: ...
+
+    def close_user_open_reply(self) -> list[int]: ...
+
+    def close_reply(self) -> list[int]: ...
+
+    def stream(self) -> TextStream: ...
+
+
+class ModelPlan:
+    """One model family, ready to be laid out and scheduled."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        stages: Sequence[StageSpec],
+        edges: Sequence[tuple[str, str]],
+        dialect: Dialect,
+        partitions: Callable[[int], tuple[PartitionSpec, ...]],
+        build: Callable[[], dict[str, Stage]],
+        sample_rate: int,
+        grain: Ticks,
+        chunk_ramp: tuple[Ticks, ...],
+        clause_max: Ticks,
+        context_tokens_max: int,
+        page_tokens: int,
+        reply_tokens_max: int,
+        reply_sentences_max: int,
+        think_steps: int,
+        ring_samples: int,
+        listen_max: Ticks,
+        cut: Cut,
+        takes: tuple[str, ...] = ("audio", "text"),
+        voice: str = "silero",
+        silence_max: Ticks = Ticks(0),
+    ) -> None:
+        self.name = name
+        self.stages = {spec.name: spec for spec in stages}
+        self.edges = tuple(edges)
+        self.dialect = dialect
+        self.partitions = partitions  #: sessions -> partitions of the arena
+        self.build = build  #: stage name -> the stage that runs
+        self.sample_rate = sample_rate  #: of the voice output
+        self.grain = grain  #: chunk lengths are multiples of this, but for the last of a clause
+        self.chunk_ramp = chunk_ramp  #: lengths of the first chunks of a reply; the last one repeats
+        self.clause_max = clause_max  #: worst-case playback length of one clause
+        self.context_tokens_max = context_tokens_max
+        self.page_tokens = page_tokens
+        self.reply_tokens_max = reply_tokens_max
+        self.reply_sentences_max = reply_sentences_max
+        self.think_steps = think_steps  #: tokens of one think step: what an interruption waits for at most
+        self.ring_samples = ring_samples  #: 16 kHz samples of one session's ingest ring
+        self.listen_max = listen_max  #: longest window the ears re-encode
+        self.cut = cut
+        self.takes = takes
+        self.voice = voice  #: what tells voice in the person's audio: "silero" or "energy"
+        self.silence_max = silence_max  #: without a judge: silence that ends a turn; 0: the default
+        _check(self)
+
+    def stage(self, role: Role) -> StageSpec | None:
+        """The stage that plays a role, or None when this family has none."""
+        return next((spec for spec in self.stages.values() if spec.role is role), None)
+
+    def need(self, role: Role) -> StageSpec:
+        spec = self.stage(role)
+        if spec is None:
+            raise ValueError(f"model {self.name} has no stage for {role.value}")
+        return spec
+
+
+def _check(plan: ModelPlan) -> None:
+    """Edges join stages that exist and carry one kind of payload."""
+    for source, target in plan.edges:
+        gives, takes = plan.stages[source].gives, plan.stages[target].takes
+        if gives is not takes:
+            raise ValueError(f"model {plan.name}: {source} gives {gives.value}, {target} takes {takes.value}")
+    for role in (Role.COPY, Role.LISTEN, Role.THINK, Role.TALK, Role.RENDER):
+        plan.need(role)
