@@ -128,6 +128,8 @@ def decode(pcm: NDArray[np.int16] | NDArray[np.floating[Any]], rate: int) -> lis
     """
     if pcm.ndim != 1 or rate < _EAR_RATE:
         raise ValueError(f"decode takes mono sound at {_EAR_RATE} Hz or more, not {pcm.shape} at {rate} Hz")
+    if not len(pcm):
+        return []
     factor = rate // _EAR_RATE
     scale = 1 / 32768 if pcm.dtype == np.int16 else 1.0
     sound = _lowpass(pcm.astype(np.float64) * scale, rate)[::factor]
@@ -201,7 +203,7 @@ def _codes(sound: Signal, rate: float, hop: int) -> NDArray[np.intp]:
         _codes_of(frames[low : low + _BATCH_FRAMES], real_basis, weights)
         for low in range(0, len(frames), _BATCH_FRAMES)
     ]
-    return np.concatenate(codes) if codes else np.zeros(0, np.intp)
+    return np.concatenate(codes)
 
 
 def _codes_of(frames: Signal, basis: Signal, weights: Signal) -> NDArray[np.intp]:
