@@ -110,6 +110,10 @@ class Heartbeat:
         if self.deadline is not None:
             self.deadline = Nanos(now + self._period_ns)
 
+    def wait_ns(self, now: Nanos) -> int:
+        """When to ask `is_lost` again: before the deadline, because the first beat ends the grace and moves it."""
+        return min(self._period_ns, (self.deadline or now) - now)
+
     def is_lost(self, now: Nanos) -> bool:
         return self.deadline is not None and now >= self.deadline
 
@@ -229,7 +233,8 @@ class Peer:
                  on_message(label, text or MessageFault): in order per reliable channel; pings are answered here.
                  on_closed(reason): once, whoever closed. on_open(label): a channel of `config.labels` has opened.
                  portrait(pts): frames of the face, if the offer takes video; None: no video is sent.
-        Raises:  InputRefused, with a sentence; nothing is left behind and `on_closed` is not called.
+        Raises:  InputRefused with a sentence, ConfigError if no local address can be offered; then nothing is left
+                 behind and `on_closed` is not called.
         """
         check_offer(offer_sdp)
         assert isinstance(offer_sdp, str)
@@ -245,7 +250,8 @@ class Peer:
         try:
             await peer._answer(clean_offer(offer_sdp))
         except BaseException:
-            await peer._dismantle()
+            peer._on_closed = _tell_nobody
+            await peer.close("refused")
             raise
         peer._watch = asyncio.ensure_future(peer._supervise())
         return peer
@@ -318,6 +324,11 @@ class Peer:
         if self._config.loopback_only or self._config.addresses:
             bind_addresses(connection, self._config.addresses or (LOOPBACK,))
         await connection.setLocalDescription(await connection.createAnswer())
+        if not any(transport.iceGatherer.getLocalCandidates() for transport in ice_transports(connection)):
+            raise ConfigError(
+                f"No address of this host can be offered (asked for: {', '.join(self._config.addresses) or 'all'}); "
+                "on a host with loopback only, say loopback_only."
+            )
         self.answer_sdp = finish_answer(connection.localDescription.sdp, public_address=self._config.public_address)
 
     async def _apply(self, offer_sdp: str) -> None:
@@ -369,7 +380,7 @@ class Peer:
             if self._heartbeat.is_lost(now):
                 self._begin_close("heartbeat lost")
                 return
-            await asyncio.sleep((self._heartbeat.deadline - now) / NANOS_PER_SECOND)
+            await asyncio.sleep(self._heartbeat.wait_ns(now) / NANOS_PER_SECOND)
 
     def _fault_in(self, what: str) -> Callable[[Exception], None]:
         def on_fault(error: Exception) -> None:
@@ -542,6 +553,9 @@ class LoopGuard:
             logger.debug("ignored on the loop: %s", context)
             return
         self.unexpected_count += 1
+        self.report(loop, context)
+
+    def report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
@@ -573,6 +587,10 @@ async def _cut(connection: Any) -> None:
         for protocol in transport.iceGatherer._connection._protocols:
             protocol.transport.close()
     await asyncio.sleep(0)
+
+
+def _tell_nobody(reason: str) -> None:
+    return None
 
 
 def _message_fault(protocol: int, data: bytes) -> MessageFault | None:

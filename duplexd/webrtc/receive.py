@@ -11,7 +11,8 @@ packets' time at most:
 
 1. Pieces tile a timeline: each begins where the one before it ended. It counts RTP ticks (1/48000 s) from the first
    packet's timestamp and does not wrap at 2^32; a stream that starts anew goes on where the old one ended.
-2. A timestamp is believed as far as the arrival clock bears it out, and a second more: no packet makes a gap of hours.
+2. The timeline follows the arrival clock: a timestamp that would run it more than a second ahead is not believed, and
+   packets that have run it two seconds ahead are dropped. Nobody can make a gap of hours or send speech in fast motion.
 3. Nothing from the network raises. What is wrong is counted and, if it left a hole, concealed.
 4. `ReorderBuffer` is pure: packets and `now` in, steps out. `VoiceReceiver` decodes; `install` puts it under aiortc.
 """
@@ -49,7 +50,9 @@ WAIT_NS = Nanos(45 * NANOS_PER_MS)  #: two packets and some jitter; a missing pa
 MISORDER_MAX = 100  #: RFC 3550 §A.1: older than this is not late but another count
 DROPOUT_MAX = 3000  #: RFC 3550 §A.1: newer than this is not after a loss but another count
 CONCEAL_MAX = 100 * TICKS_PER_MS  #: concealment longer than this is invention
-BELIEF_MARGIN = TICKS_PER_SECOND  #: how far a timestamp may run ahead of the arrival clock
+BELIEF_MARGIN = TICKS_PER_SECOND  #: how far a timestamp may run the timeline ahead of the arrival clock
+FLOOD_MARGIN = 2 * TICKS_PER_SECOND  #: how far packets may
+DRIFT_DIVISOR = 1000  #: a sender's clock may be one part in this fast, for ever
 FOREIGN_NS = Nanos(2 * NANOS_PER_SECOND)  #: how long packets of a replaced SSRC may straggle in
 GAP_PCM_MAX = TICKS_PER_SECOND  #: a longer gap is delivered without samples
 
@@ -108,6 +111,7 @@ class ReceiveCounts(msgspec.Struct):
     damaged: int = 0  #: no Opus, or refused by libopus
     stray: int = 0  #: a sequence number from nowhere that nothing followed
     foreign: int = 0  #: of an SSRC that had been replaced
+    flooded: int = 0  #: more sound than time
     restarts: int = 0  #: streams that began anew
     disbelieved: int = 0  #: timestamps that contradicted the arrival clock
     ok: int = 0  #: pieces delivered, by how they were made
@@ -133,6 +137,8 @@ class ReorderBuffer:
         self._timestamp = 0  # the RTP timestamp that belongs there
         self._lost = 0  # sequence numbers given up since the last decoded packet
         self._arrived = Nanos(0)  # arrival of the last decoded packet
+        self._origin = 0  # where the timeline began,
+        self._originated = Nanos(0)  # and when
 
     @property
     def deadline(self) -> Nanos | None:
@@ -143,8 +149,12 @@ class ReorderBuffer:
         """Take one packet in; the steps that have become certain."""
         self._counts.received += 1
         if self._ssrc is None:
-            self._at = packet.timestamp
+            self._at = self._origin = packet.timestamp
+            self._originated = now
             return self._begin(packet, now=now)
+        if self._lead(now) > FLOOD_MARGIN:
+            self._counts.flooded += 1
+            return []
         if packet.ssrc != self._ssrc:
             return self._push_foreign(packet, now=now)
         distance = _signed16(packet.sequence - self._next)
@@ -243,8 +253,7 @@ class ReorderBuffer:
 
     def _fill_hole(self, packet: VoicePacket, arrival: Nanos) -> list[Step]:
         hole = _signed32(packet.timestamp - self._timestamp)
-        believable = self._ticks_since_arrival(arrival) + BELIEF_MARGIN
-        if hole > believable or hole < -PACKET_TICKS_MAX:
+        if hole > max(0, BELIEF_MARGIN - self._lead(arrival)) or hole < -PACKET_TICKS_MAX:
             self._counts.disbelieved += 1
             self._timestamp = packet.timestamp
             return self._gap(self._ticks_since_arrival(arrival) - packet.ticks)
@@ -284,6 +293,11 @@ class ReorderBuffer:
         at = self._at
         self._at += ticks
         return at
+
+    def _lead(self, now: Nanos) -> int:
+        """How far the timeline is ahead of the arrival clock."""
+        elapsed = int(ticks_from_nanos(max(0, now - self._originated)))
+        return self._at - self._origin - elapsed - elapsed // DRIFT_DIVISOR
 
     def _ticks_since_arrival(self, arrival: Nanos) -> int:
         return int(ticks_from_nanos(max(0, arrival - self._arrived)))
