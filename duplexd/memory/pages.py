@@ -50,6 +50,12 @@ class Run(NamedTuple):
     tokens: int
 
 
+class _Slid(NamedTuple):
+    extents: list[Extent]
+    dropped: list[Extent]
+    parted: int | None  # the page that lost some of the context's tokens, but not all
+
+
 class Usage(msgspec.Struct, frozen=True):
     """What the pages hold now. A page counts once, for the class of the longest-lived token on it."""
 
@@ -126,6 +132,7 @@ class PageLedger:
 
         Raises:  ArenaFull when `contexts_max` are open; LedgerError for an unknown prefix.
         """
+        self._check_contexts(owner)
         if prefix is None:
             return self._register(_Context(owner, 0))
         source = self._context(prefix)
@@ -138,6 +145,7 @@ class PageLedger:
         """
         trunk = self._context(context)
         self._check_position(context, trunk, at, "fork")
+        self._check_contexts(trunk.owner)
         return self._register(self._branch(trunk, at, trunk.owner))
 
     def promote(self, branch: ContextId, trunk: ContextId, *, after: After) -> None:
@@ -163,6 +171,13 @@ class PageLedger:
         self._drop(self._context(context).extents, self._guards.pending(after))
         del self._contexts[context]
 
+    def _check_contexts(self, owner: Owner) -> None:
+        if len(self._contexts) >= self.contexts_max:
+            raise ArenaFull(
+                f"session {owner} needs a context of {self.spec.name}, {self.contexts_max} are open; "
+                "close branches or raise contexts_max"
+            )
+
     def _register(self, context: _Context) -> ContextId:
         self._serial += 1
         context.writer = self._serial
@@ -171,11 +186,6 @@ class PageLedger:
         return identity
 
     def _branch(self, source: _Context, at: int, owner: Owner) -> _Context:
-        if len(self._contexts) >= self.contexts_max:
-            raise ArenaFull(
-                f"session {owner} needs a context of {self.spec.name}, {self.contexts_max} are open; "
-                "close branches or raise contexts_max"
-            )
         branch = _Context(owner, 0)
         branch.slots = source.slots[:at]
         branch.extents = _first(source.extents, at)
@@ -244,17 +254,20 @@ class PageLedger:
         _check_sliding(context, table.runs[: len(table.runs) - len(runs) + 1], drop)
         del table.slots[table.pinned : table.pinned + drop]
         table.runs = runs
-        table.extents, dropped = self._slid(table.extents, table.pinned, drop)
-        self._drop(dropped, self._guards.pending(after))
+        pending = self._guards.pending(after)
+        table.extents, dropped, parted = self._slid(table.extents, table.pinned, drop)
+        if parted is not None:
+            self._guards.guard(parted, pending)
+        self._drop(dropped, pending)
 
-    def _slid(self, extents: list[Extent], pinned: int, drop: int) -> tuple[list[Extent], list[Extent]]:
-        """The extents left after a slide, and those no longer referred to. References follow the first."""
+    def _slid(self, extents: list[Extent], pinned: int, drop: int) -> _Slid:
+        """What a slide leaves. A page that now bears a pinned and a sliding extent has a reference for each."""
         kept = _first(extents, pinned)
         rest = extents[len(kept) :]
         if kept and kept[-1].tokens != extents[len(kept) - 1].tokens:
             whole, head = extents[len(kept) - 1], kept[-1]
             rest = [Extent(whole.page, head.end, whole.tokens - head.tokens), *rest]
-            self._references[whole.page] += 1  # the page now bears a pinned extent and a sliding one
+            self._references[whole.page] += 1
         gone = 0
         while gone < len(rest) and drop >= rest[gone].tokens:
             drop -= rest[gone].tokens
@@ -262,7 +275,7 @@ class PageLedger:
         left = rest[gone:]
         if drop:
             left[0] = Extent(left[0].page, left[0].offset + drop, left[0].tokens - drop)
-        return kept + left, rest[:gone]
+        return _Slid(kept + left, rest[:gone], left[0].page if drop else None)
 
     def _tail_room(self, table: _Context) -> int:
         """Token slots this context may take behind its last token, on the page that bears it."""
