@@ -1,0 +1,246 @@
+"""Matrix products of the thinker, by how the weights are held.
+
+    held as        product for few rows                         for many rows
+    dense          F.linear in float64, float32 or bfloat16     the same
+    int8 per row   aten::_weight_int8pack_mm                    F.linear with a bfloat16 copy
+    4-bit groups   aten::_weight_int4pack_mm_for_cpu            F.linear with a bfloat16 copy
+
+1. The packed kernels read a quarter or half of the bytes, which is what one row costs; for many rows they compute more
+   slowly than bfloat16, hence the copy. `*_ROWS_MAX` is where the two cross on an AVX512 bf16 machine.
+2. The 4-bit kernel of torch 2.13 is fast in bfloat16 only (30 times slower in float32), so activations are bfloat16.
+3. No product mixes rows: a NaN in one row leaves its neighbours alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from duplexd.errors import ModelError
+from duplexd.models.pocket.checkpoint import GROUP, Blocks, DecoderWeights, Matrix
+
+log = logging.getLogger(__name__)
+
+INT4_ROWS_MAX = 15
+INT8_ROWS_MAX = 7
+#: Tokens a rough head proposes and the full rows decide between.
+CANDIDATES = 16
+
+
+class Precision(Enum):
+    """How weights are held and what is computed in."""
+
+    FLOAT64 = "float64"  #: the plain version, for tests
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"  #: int8 per row, bfloat16 activations; CPU only
+    INT4 = "int4"  #: 4-bit blocks of the checkpoint as they are, int8 for the rest, bfloat16 activations; CPU only
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations, and of keys and values in the arena."""
+        return _DTYPES.get(self, torch.bfloat16)
+
+
+_DTYPES = {Precision.FLOAT64: torch.float64, Precision.FLOAT32: torch.float32}
+
+
+class Linear(Protocol):
+    """x (rows, columns) -> (rows, outputs), in the dtype of x."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class DenseLinear:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Int8Linear:
+    """int8 per output row; loses about 0.4 % of a row's largest weight."""
+
+    def __init__(self, matrix: Matrix, bias: Tensor | None) -> None:
+        weight = matrix.dense().float()
+        scale = (weight.abs().amax(1) / 127).clamp(min=1e-12)
+        self.codes = (weight / scale[:, None]).round().to(torch.int8)
+        self.scale = scale.bfloat16()
+        self.many = DenseLinear(weight.bfloat16(), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] > INT8_ROWS_MAX:
+            return self.many(x)
+        y: Tensor = torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scale)
+        return y if self.many.bias is None else y.add_(self.many.bias)
+
+
+class Int4Linear:
+    """The checkpoint's own 4-bit groups; only their scales are rounded, to bfloat16."""
+
+    def __init__(self, blocks: Blocks, bias: Tensor | None) -> None:
+        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(blocks.codes.int(), 1)
+        # The kernel computes (code - 8) * scale + zero.
+        scales = torch.stack([blocks.scale, blocks.low + 8 * blocks.scale], dim=2)
+        self.scales = scales.transpose(0, 1).contiguous().bfloat16()
+        self.many = DenseLinear(_dense(blocks).bfloat16(), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] > INT4_ROWS_MAX:
+            return self.many(x)
+        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.packed, GROUP, self.scales)
+        return y if self.many.bias is None else y.add_(self.many.bias)
+
+
+def _dense(blocks: Blocks) -> Tensor:
+    codes = blocks.codes.float().view(len(blocks.codes), -1, GROUP)
+    return torch.addcmul(blocks.low[..., None], codes, blocks.scale[..., None]).flatten(1)
+
+
+def hold(matrix: Matrix, bias: Tensor | None, precision: Precision, device: torch.device) -> Linear:
+    """Read one matrix and hold it in the given precision."""
+    bias = None if bias is None else bias.to(device, precision.dtype)
+    if precision is Precision.INT4:
+        blocks = matrix.blocks()
+        if blocks is not None and blocks.codes.shape[0] % 16 == 0:
+            return Int4Linear(blocks, bias)
+    if precision in (Precision.INT4, Precision.INT8):
+        return Int8Linear(matrix, bias)
+    return DenseLinear(matrix.dense().to(device, precision.dtype), bias)
+
+
+# Head ----------------------------------------------------------------------------------------------------------------
+
+
+class Head(Protocol):
+    """Hidden state -> the likeliest token."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(rows, width) -> (rows, vocabulary), without penalty."""
+
+    def best(self, hidden: Tensor, said: Tensor | None, penalty: float) -> int:
+        """The likeliest token after one hidden state (width,); tokens of `said` are made less likely by `penalty`."""
+
+
+class DenseHead:
+    """The plain version, float32 and float64."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight)
+
+    def best(self, hidden: Tensor, said: Tensor | None, penalty: float) -> int:
+        logits = F.linear(hidden, self.weight)
+        if said is not None:
+            logits[said] = _penalised(logits[said], penalty)
+        return int(logits.argmax())
+
+
+class RescoredHead:
+    """A rough product over the vocabulary proposes CANDIDATES tokens; their full rows decide, in float32.
+
+    `rough` takes (width,) to (vocabulary,). Over 49152 tokens it costs 0.8 ms in int8, where bfloat16 costs 6 ms; its
+    rounding would now and then choose another token, which sixteen full rows mend for 0.1 ms. A bfloat16 product needs
+    the same: logits of 16 to 32 are then multiples of 1/8, and the likeliest two often tie.
+    """
+
+    def __init__(self, weight: Tensor, rough: Callable[[Tensor], Tensor]) -> None:
+        self.weight = weight
+        self._rough = rough
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden.float(), self.weight.float())
+
+    def best(self, hidden: Tensor, said: Tensor | None, penalty: float) -> int:
+        rough = self._rough(hidden)
+        if said is not None:
+            rough[said] = _penalised(rough[said], penalty)
+        # Sorted, so that equal logits choose the lowest token, as argmax over the vocabulary does.
+        tokens = rough.topk(min(CANDIDATES, len(rough))).indices.sort().values
+        logits = self.weight[tokens].float() @ hidden.float()
+        if said is not None:
+            logits = torch.where(torch.isin(tokens, said), _penalised(logits, penalty), logits)
+        return int(tokens[logits.argmax()])
+
+
+def _penalised(logits: Tensor, penalty: float) -> Tensor:
+    """Source: CTRL (Keskar et al. 2019) §4.1; negative logits are multiplied, so that both signs become less likely."""
+    return torch.where(logits > 0, logits / penalty, logits * penalty)
+
+
+def _int8_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """One row times all of `weight` in int8: rows are scaled one by one, the input as a whole."""
+    scale = (weight.float().abs().amax(1) / 127).clamp(min=1e-12).double()
+    zero = torch.zeros(len(scale), dtype=torch.long)
+    with warnings.catch_warnings():
+        # pytorch#184982: quantised dtypes leave torch some day; pyproject pins the minor version that still has them.
+        warnings.filterwarnings("ignore", message=".*quantize_per_channel.*deprecated.*", category=UserWarning)
+        codes = torch.quantize_per_channel(weight.float(), scale, zero, 0, torch.qint8)
+        packed = torch.ops.quantized.linear_prepack(codes, None)
+    # Without VNNI the kernel adds pairs in 16 bits, which overflows unless the input keeps to 7 bits.
+    reduce_range = not torch.cpu.get_capabilities().get("avx512_vnni", False)
+
+    def product(hidden: Tensor) -> Tensor:
+        y: Tensor = torch.ops.quantized.linear_dynamic(hidden.float()[None], packed, reduce_range)
+        return y[0]
+
+    return product
+
+
+def hold_head(matrix: Matrix, precision: Precision, device: torch.device) -> Head:
+    weight = matrix.dense().to(device, precision.dtype)
+    if precision in (Precision.INT4, Precision.INT8):
+        return RescoredHead(weight, _int8_product(weight))
+    if precision is Precision.BFLOAT16:
+        return RescoredHead(weight, lambda hidden: F.linear(hidden, weight))
+    return DenseHead(weight)
+
+
+# Choice --------------------------------------------------------------------------------------------------------------
+
+
+def choose_precision(asked: str, weights: DecoderWeights, device: torch.device) -> Precision:
+    """The precision to hold a checkpoint in: the one asked for, or for "auto" the fastest this machine has.
+
+    Raises:  ModelError for an unknown name, or a packed precision on a device that has no kernel for it.
+    """
+    if asked == "auto":
+        return _fastest(weights, device)
+    try:
+        precision = Precision(asked)
+    except ValueError:
+        names = ", ".join(one.value for one in Precision)
+        raise ModelError(f"unknown precision {asked!r}; allowed are auto, {names}") from None
+    if precision in (Precision.INT4, Precision.INT8) and (device.type != "cpu" or not _has_packed(precision)):
+        raise ModelError(f"precision {asked} has no kernel on {device}; use auto, bfloat16 or float32")
+    return precision
+
+
+def _fastest(weights: DecoderWeights, device: torch.device) -> Precision:
+    if device.type != "cpu":
+        return Precision.BFLOAT16
+    wanted = Precision.INT4 if weights.layer(0).gate_up.blocks() is not None else Precision.INT8
+    if _has_packed(wanted):
+        return wanted
+    log.warning(
+        "torch lacks the kernels of precision %s: the thinker runs in float32, 4 to 5 times slower", wanted.value
+    )
+    return Precision.FLOAT32
+
+
+def _has_packed(precision: Precision) -> bool:
+    ops = ["_weight_int8pack_mm"]
+    if precision is Precision.INT4:
+        ops += ["_weight_int4pack_mm_for_cpu", "_convert_weight_to_int4pack_for_cpu"]
+    return all(hasattr(torch.ops.aten, name) for name in ops) and hasattr(torch.ops.quantized, "linear_dynamic")
