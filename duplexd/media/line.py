@@ -137,6 +137,8 @@ class Line:
         allow_barge_in: bool,
         pts_at: Callable[[Nanos], int],
         gate: VoiceGate | None = None,
+        hold_max: Nanos = HOLD_MAX,
+        echo_warmup: Nanos = Nanos(0),
     ) -> None:
         self.session = session
         self.playout = Playout(rate=rate)
@@ -148,11 +150,14 @@ class Line:
         self._echo = echo
         self._gate = gate or VoiceGate()
         self._pts_at = pts_at
+        self._hold_max = hold_max
+        self._echo_warmup = echo_warmup  #: from the first sound on, the server's detector holds nothing
+        self._first_sound_at: Nanos | None = None
         self._out: deque[Any] = deque()
         self._holds = 0
         self._page_voice = 0
         self._stops = 0
-        self._next_pts = 0
+        self.next_pts = 0
         self._last_report: EarReport | None = None
         self._last_report_at = Nanos(0)
         self._last_audio_at = Nanos(0)
@@ -190,12 +195,22 @@ class Line:
         if isinstance(fact, Stopped):
             self._out.append(VoiceStopped(self.session, fact.at))
         elif isinstance(fact, Started):
-            if self.audible(now) and self.allow_barge_in and self.hold is None and now >= self._rest_until:
+            if self._may_hold(now):
                 self._begin_hold(now, at=fact.at, source="server", place=self._ear(now))
                 assert self.hold is not None
                 self._out.append(HoldOrder(self.hold.hold, self.playout.epoch))
             else:
                 self._out.append(self._voice_started(now, at=fact.at, source="server", place=self._ear(now)))
+
+    def _may_hold(self, now: Nanos) -> bool:
+        warm = self._first_sound_at is not None and now - self._first_sound_at >= self._echo_warmup
+        return (
+            self.allow_barge_in
+            and self.hold is None
+            and warm
+            and now >= self._rest_until
+            and self.audible(now)
+        )
 
     # The page ------------------------------------------------------------------------------------------------------
 
@@ -291,7 +306,7 @@ class Line:
         self.playout.advance(news.epoch, news.at)
         self.hold = None
         self._latency = None
-        self._out.append(FlushOrder(news.hold, news.epoch, self._next_pts))
+        self._out.append(FlushOrder(news.hold, news.epoch, self.next_pts))
         self._release_texts()
 
     def resume(self, news: ResumePlayback, now: Nanos) -> None:
@@ -302,7 +317,7 @@ class Line:
     def _resume(self, now: Nanos) -> None:
         assert self.hold is not None
         self.playout.resume(self.hold.position)
-        self._out.append(ResumeOrder(self.hold.hold, self.playout.epoch, self._next_pts))
+        self._out.append(ResumeOrder(self.hold.hold, self.playout.epoch, self.next_pts))
         self._rest_until = Nanos(now + REHOLD_AFTER)
         self.hold = None
         self._release_texts()
@@ -320,16 +335,18 @@ class Line:
     def pull(self, pts: int, now: Nanos) -> Pcm:
         """The frame at `pts`: content or silence."""
         frame = self.playout.pull(pts)
-        self._next_pts = pts + FRAME
+        self.next_pts = pts + FRAME
         if self._echo is not None:
             self._echo.play(frame, now)
         if self._latency is not None and self._sent_at == 0 and not self.playout.held and frame.any():
             self._sent_at = now
+        if self._first_sound_at is None and frame.any():
+            self._first_sound_at = now
         return frame
 
     def tick(self, now: Nanos) -> None:
         """Deadlines: a hold nobody decided, reports that stay away, a microphone that fell silent."""
-        if self.hold is not None and now - self.hold.since >= HOLD_MAX:
+        if self.hold is not None and now - self.hold.since >= self._hold_max:
             self._expire_hold(now)
         if now - self._last_report_at >= REPORTS_MISSED_AFTER and now >= self._next_assumed:
             self._assume(now)
@@ -347,7 +364,7 @@ class Line:
             self._resume(now)
         else:
             self.playout.advance(Epoch(self.playout.epoch + 1), self.hold.position)
-            self._out.append(FlushOrder(self.hold.hold, self.playout.epoch, self._next_pts))
+            self._out.append(FlushOrder(self.hold.hold, self.playout.epoch, self.next_pts))
             self.hold = None
             self._release_texts()
 
@@ -385,7 +402,7 @@ class Line:
 
     def _clamp(self, pts: int) -> int:
         """Nothing is heard that was not sent."""
-        return min(pts, self._next_pts)
+        return min(pts, self.next_pts)
 
     def _reports_missed(self, now: Nanos) -> bool:
         return now - self._last_report_at >= REPORTS_MISSED_AFTER

@@ -73,7 +73,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     writes: CacheClass | None = None  #: the cache class its new state is written as
 
 
-# Jobs ---------------------------------------------------------------------------------------------------------------
+# Jobs -------------------------------------------------------------------------------------------------------------
 
 
 class Job(msgspec.Struct, frozen=True, tag=True):
@@ -135,7 +135,7 @@ class RenderJob(Job, frozen=True, tag=True):
     slot: int  #: shared-memory output slot to fill with int16 PCM
 
 
-# Results ------------------------------------------------------------------------------------------------------------
+# Results ----------------------------------------------------------------------------------------------------------
 
 
 class Result(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,118 @@
+"""The command line: `duplexd serve | fetch | doctor | config | bench talk | bench barge-in`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any, get_type_hints
+
+import msgspec
+
+from duplexd import __version__
+from duplexd.config import Config, describe, load
+from duplexd.errors import DuplexdError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        sys.exit(options.act(options))
+    except DuplexdError as error:
+        print(f"duplexd: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="duplexd", description="Live, full-duplex sessions with a digital human.")
+    parser.add_argument("--version", action="version", version=f"duplexd {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _command(commands, "serve", serve, "serve the page and its sessions", config=True)
+    _command(commands, "config", show_config, "print the effective configuration", config=True)
+    _command(commands, "doctor", doctor, "check this machine: Python, torch, ports, UDP, weights", config=True)
+    fetch = _command(commands, "fetch", fetch_weights, "fetch the default model's weights into the cache")
+    fetch.add_argument("names", nargs="*", help="weights to fetch; none: all")
+    fetch.add_argument("--check", action="store_true", help="only verify what is there, by hash")
+    from duplexd.bench.command import add_bench
+
+    add_bench(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, act: Any, text: str, *, config: bool = False) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    command.set_defaults(act=act)
+    if config:
+        add_config_flags(command)
+    return command
+
+
+def add_config_flags(command: argparse.ArgumentParser) -> None:
+    """One flag for every option of `Config`; what is not given stays unset."""
+    command.add_argument("--config", metavar="FILE", help="TOML file with options")
+    types = get_type_hints(Config)
+    for field in msgspec.structs.fields(Config):
+        flag = f"--{field.name.replace('_', '-')}"
+        if types[field.name] is bool:
+            command.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+        else:
+            command.add_argument(flag, metavar=field.name.upper(), help=f"default: {field.default!r}")
+
+
+def config_of(options: argparse.Namespace) -> Config:
+    flags = {field.name: getattr(options, field.name, None) for field in msgspec.structs.fields(Config)}
+    return load(flags=flags, file=options.config)
+
+
+def serve(options: argparse.Namespace) -> int:
+    import uvloop
+
+    from duplexd.webrtc.server import serve as run
+
+    config = config_of(options)
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("aioice").setLevel(logging.WARNING)
+    if config.model == "pocket":
+        from duplexd import weights
+
+        for name in weights.DEFAULT_MODEL:
+            weights.path(name)  # Raises with the command that mends it, before anything is started.
+
+    def started(url: str) -> None:
+        print(f"\n  duplexd {__version__} is ready: {url}\n", flush=True)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run(config, started=started))
+    return 0
+
+
+def show_config(options: argparse.Namespace) -> int:
+    print(describe(config_of(options)))
+    return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from duplexd.doctor import examine
+
+    return examine(config_of(options))
+
+
+def fetch_weights(options: argparse.Namespace) -> int:
+    from duplexd import weights
+
+    if not options.check:
+        weights.fetch(options.names)
+    findings = weights.verify(options.names, deep=options.check)
+    faults = [finding for finding in findings if finding.fault]
+    for finding in faults:
+        print(f"duplexd: {finding.file.name}: {finding.fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    main()

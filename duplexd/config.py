@@ -1,0 +1,126 @@
+"""Configuration: defaults < TOML file < `DUPLEXD_*` environment < flags. Unknown keys are errors."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from duplexd.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "DUPLEXD_"
+#: Environment variables that are not options: where caches lie, and what tests set.
+ENVIRONMENT_OTHERS = frozenset({"DUPLEXD_HOME", "DUPLEXD_CONFIG", "DUPLEXD_TEST_KEEP"})
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every option of the daemon, with its unit in its name."""
+
+    host: str = "127.0.0.1"  #: address the page is served on; anything but loopback needs a token or --insecure
+    port: int = 8787  #: 0: any free port
+    public_address: str = ""  #: announced for media instead of this machine's own addresses (NAT, containers)
+    loopback_media: bool = False  #: media over 127.0.0.1 only; Chromium needs --allow-loopback-in-peer-connection
+    ice_servers: tuple[str, ...] = ()  #: stun:host:port or turn:user:password@host:port; none: nothing outside is asked
+    tls: bool = False  #: serve https with a self-signed certificate, so that a phone may use its microphone
+    token: str = ""  #: bearer token that a page must give
+    insecure: bool = False  #: allow a public address without a token
+    sessions_max: int = 4
+    model: str = "pocket"  #: model family, by entry point
+    thinker: str = ""  #: pocket: another thinker, a GGUF file or a Hugging Face folder (Llama or Qwen architecture)
+    device: str = "cpu"
+    policy: str = "interaction"
+    barge_in: bool = True  #: whether a new session can be interrupted by voice; a page may change it
+    voice_min_ms: float = 200.0  #: a shorter voice interrupts nobody
+    echo_warmup_ms: float = 1500.0  #: at the start of a session the echo canceller is still learning: be slower to hold
+    silence_max_ms: float = 700.0  #: silence that ends a turn whatever the judge says
+    hold_max_ms: float = 2000.0  #: longest freeze without a decision
+    response_deadline_ms: float = 10_000.0  #: a reply without a sound by then fails; 0: never
+    log_level: str = "INFO"
+
+
+def load(*, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: str | None = None) -> Config:
+    """The effective configuration. Raises ConfigError naming the key, where it stands and what is allowed."""
+    environment = os.environ if environment is None else environment
+    path = file or environment.get("DUPLEXD_CONFIG", "")
+    values: dict[str, Any] = {}
+    if path:
+        values |= _checked(_read(Path(path)), f"file {path}")
+    values |= _checked(_from_environment(environment), "environment")
+    values |= _checked({k: v for k, v in flags.items() if v is not None}, "flags")
+    return check(msgspec.convert(values, Config))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no configuration file {path}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for name, text in sorted(environment.items()):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in ENVIRONMENT_OTHERS:
+            found[name.removeprefix(ENVIRONMENT_PREFIX).lower()] = text
+    return found
+
+
+def _checked(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Known keys with values of their type; text is converted, as in the environment."""
+    types = get_type_hints(Config)
+    for key in values:
+        if key not in types:
+            raise ConfigError(f"{where}: there is no option {key!r}; there are {', '.join(sorted(types))}")
+    try:
+        return {key: _converted(value, types[key]) for key, value in values.items()}
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    if kind == tuple[str, ...] and isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return msgspec.convert(value, kind, strict=False)
+
+
+def check(config: Config) -> Config:
+    """Ranges, and what must not be combined. Raises ConfigError."""
+    rules = [
+        (0 <= config.port < 65_536, f"port is {config.port}; it lies in 0..65535"),
+        (1 <= config.sessions_max <= 1024, f"sessions_max is {config.sessions_max}; it lies in 1..1024"),
+        (50 <= config.voice_min_ms <= 2000, f"voice_min_ms is {config.voice_min_ms}; it lies in 50..2000"),
+        (200 <= config.silence_max_ms <= 5000, f"silence_max_ms is {config.silence_max_ms}; it lies in 200..5000"),
+        (500 <= config.hold_max_ms <= 10_000, f"hold_max_ms is {config.hold_max_ms}; it lies in 500..10000"),
+        (
+            is_loopback(config.host) or bool(config.token) or config.insecure,
+            f"host {config.host} can be reached from outside and no token is set; set token, or insecure to allow it",
+        ),
+    ]
+    for holds, sentence in rules:
+        if not holds:
+            raise ConfigError(sentence)
+    return config
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def describe(config: Config) -> str:
+    """The effective configuration as TOML; the token is not shown."""
+    shown = msgspec.structs.replace(config, token="(set)" if config.token else "")
+    return "\n".join(f"{key} = {_toml(value)}" for key, value in msgspec.structs.asdict(shown).items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml(v) for v in value)}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

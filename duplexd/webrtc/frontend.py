@@ -1,0 +1,553 @@
+"""The front end: people's connections on one side, the engine process on the other.
+
+1. Everything of one person lives in a `Visit`: peer, line, and what the page was told. A visit ends exactly once.
+2. An order of the fast channel is sent three times with one id (wire.py rule 2); the page acts on it once.
+3. Nothing here blocks: the only computing is voice detection (0.15 ms a block) and Opus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from duplexd import clock
+from duplexd.config import Config
+from duplexd.errors import SessionRefused
+from duplexd.ids import SessionId
+from duplexd.media.energy import EnergyDetector
+from duplexd.media.line import (
+    BIAS,
+    Block,
+    Detector,
+    EarReport,
+    EchoJudge,
+    FlushOrder,
+    HoldOrder,
+    LatencyReady,
+    Line,
+    ResumeOrder,
+)
+from duplexd.messages import (
+    AdmitSession,
+    AdvanceEpoch,
+    ClientStalled,
+    EndSession,
+    HistoryChanged,
+    ImageArrived,
+    InputRefusal,
+    LatencyMeasured,
+    MediaArrived,
+    Progress,
+    PublishChunk,
+    RefuseSession,
+    ReplyWords,
+    ResponseChanged,
+    ResponseState,
+    ResumePlayback,
+    SessionClosed,
+    SessionOpened,
+    SettingChanged,
+    SlotsFreed,
+    StateChanged,
+    UserWords,
+)
+from duplexd.units import Nanos, Ticks, nanos_from_ms, ticks_from_ms, ticks_from_nanos
+from duplexd.webrtc import wire
+from duplexd.webrtc.peer import IceServer, MessageFault, Peer, PeerConfig
+from duplexd.webrtc.supervisor import EngineState, Supervisor
+from duplexd.webrtc.video import portrait, still
+
+REPEATS_S = (0.02, 0.06)
+ADMISSION_WITHIN_S = 2.0
+TICK_S = 0.02
+RETRY_AFTER_S = 5
+STALL_BYTES = 262_144  #: this much unread on the reliable channel gates generation
+RTP_WRAP = 1 << 32
+#: Response states as the page knows them.
+PAGE_STATES = {
+    ResponseState.ACCEPTED: "created",
+    ResponseState.COMPLETED: "completed",
+    ResponseState.CANCELLED: "cancelled",
+    ResponseState.FAILED: "failed",
+}
+
+log = logging.getLogger("duplexd.frontend")
+
+
+class Refused(SessionRefused):
+    """A session that was not admitted, with the HTTP status that says so."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class Visit:
+    """One person's session in the front end."""
+
+    def __init__(self, owner: Frontend, session: SessionId, line: Line) -> None:
+        self.session = session
+        self.line = line
+        self.peer: Peer | None = None
+        self.admitted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.blocks_lost = 0
+        self.stalled = False
+        self._owner = owner
+        self._order_id = 0
+        self._words: dict[int, int] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._ready_sent = False
+
+    # Transport ----------------------------------------------------------------------------------------
+
+    def now_pts(self, now: Nanos) -> int:
+        return 0 if self.peer is None or self.peer.clock.origin is None else int(self.peer.clock.position(now))
+
+    def on_audio(self, pcm: NDArray[np.int16], rtp: int, how: str) -> None:
+        if how == "gap":
+            return  # The framer sees the gap by the next timestamp and says so in its blocks.
+        self.line.on_audio(pcm, rtp, clock.now())
+        self.carry()
+
+    def pull(self, pts: Ticks) -> NDArray[np.int16]:
+        return self.line.pull(pts, clock.now())
+
+    def tick(self, now: Nanos) -> None:
+        self.line.tick(now)
+        self.carry()
+        stalled = self.peer is not None and self.peer.stats().backlog_bytes > STALL_BYTES
+        if stalled != self.stalled:
+            self.stalled = stalled
+            self._owner.supervisor.send(ClientStalled(self.session, stalled))
+
+    # The page -----------------------------------------------------------------------------------------
+
+    def on_open(self, label: str) -> None:
+        if label == wire.RELIABLE_CHANNEL and not self._ready_sent:
+            ready = self._owner.supervisor.ready
+            if ready is None:
+                return
+            self._ready_sent = True
+            self.tell(
+                wire.Ready(
+                    session=self.session,
+                    model=ready.model,
+                    epoch=self.line.playout.epoch,
+                    barge_in=self.line.allow_barge_in,
+                    takes=tuple(m.value for m in ready.takes),
+                    cut=ready.cut,
+                )
+            )
+
+    def on_message(self, label: str, data: str | MessageFault) -> None:
+        if isinstance(data, MessageFault):
+            self.tell(wire.Error(data.code, data.message))
+            return
+        try:
+            message = wire.decode(data)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            self.tell(wire.Error("bad_message", f"session {self.session}: {error}"))
+            return
+        self._hear(message, clock.now())
+        self.carry()
+
+    def _hear(self, message: wire.PageMessage, now: Nanos) -> None:
+        match message:
+            case wire.Pos():
+                self._on_pos(message, now)
+            case wire.Voice():
+                if message.on:
+                    pts = self._muted_pts(message.rtp, message.age_ms)
+                    self.line.on_page_voice(message.id, pts=pts, muted=message.muted, now=now)
+            case wire.Stop():
+                pts = self._muted_pts(message.rtp, message.age_ms)
+                self.line.on_stop(message.id, pts=pts, muted=message.muted, now=now)
+            case wire.Say():
+                self.line.say(message.text, message.id, now)
+            case wire.Image():
+                self._owner.supervisor.send(ImageArrived(self.session, message.id, len(message.data) * 3 // 4))
+            case wire.Set():
+                self._on_set(message)
+            case wire.Ping() | wire.Played():
+                pass  # Pings are answered by the peer; an acknowledged order simply was not lost.
+
+    def _on_set(self, message: wire.Set) -> None:
+        if message.barge_in is not None:
+            self.line.allow_barge_in = message.barge_in
+        self._owner.supervisor.send(SettingChanged(self.session, message.barge_in, message.echo_cancellation))
+
+    def _on_pos(self, message: wire.Pos, now: Nanos) -> None:
+        if message.hold:
+            self.line.on_hold_answer(message.hold, pts=self._muted_pts(message.rtp, message.age_ms), now=now)
+            return
+        network = nanos_from_ms((self._rtt_ms() or 0.0) / 2)
+        age = max(0.0, min(message.age_ms, 5000.0))
+        playout = max(0.0, min(message.playout_ms, 1000.0))
+        pts = self._unwrap(message.rtp) + ticks_from_ms(age - playout) - BIAS
+        report = EarReport(
+            pts=pts,
+            observed_at=Nanos(now - network),
+            buffer=ticks_from_ms(max(0.0, min(message.buffer_ms, 5000.0)) + playout),
+            network=ticks_from_nanos(network),
+            jitter_buffer=ticks_from_ms(max(0.0, min(message.buffer_ms, 5000.0))),
+            output=ticks_from_ms(playout),
+        )
+        self.line.on_report(report, now, muted=message.muted, silent=message.silent)
+
+    def _rtt_ms(self) -> float | None:
+        return None if self.peer is None else self.peer.stats().rtt_ms
+
+    def _muted_pts(self, rtp: int, age_ms: float) -> int:
+        """The element mutes before the output device: what that still holds is heard, so it is not subtracted."""
+        return int(self._unwrap(rtp) + ticks_from_ms(max(0.0, min(age_ms, 5000.0))) - BIAS)
+
+    def _unwrap(self, rtp: int) -> int:
+        """Downlink RTP timestamp -> pts: the one nearest to what was sent last."""
+        origin = self.peer.rtp_origin if self.peer is not None else None
+        if origin is None:
+            return 0
+        near = self.line.next_pts
+        offset = (rtp - origin - near) % RTP_WRAP
+        return near + (offset - RTP_WRAP if offset >= RTP_WRAP // 2 else offset)
+
+    def _rtp(self, pts: int) -> int:
+        origin = self.peer.rtp_origin if self.peer is not None else None
+        return ((origin or 0) + pts) % RTP_WRAP
+
+    # Out ----------------------------------------------------------------------------------------------
+
+    def carry(self) -> None:
+        """Bring what the line produced to where it belongs."""
+        for item in self.line.drain():
+            match item:
+                case Block():
+                    self._send_block(item)
+                case HoldOrder():
+                    self.order(lambda i, o=item: wire.Hold(i, o.hold, o.epoch))
+                    self.tell(wire.State("held"))
+                case ResumeOrder():
+                    self.order(lambda i, o=item: wire.Resume(i, o.hold, o.epoch, self._rtp(o.pts)))
+                case FlushOrder():
+                    self.order(lambda i, o=item: wire.Flush(i, o.hold, o.epoch, self._rtp(o.pts)))
+                case LatencyReady():
+                    total = sum(ms for _, ms in item.parts)
+                    self.tell(wire.Latency(item.turn, item.response, item.parts, round(total, 1)))
+                case _:
+                    self._owner.supervisor.send(item)
+
+    def _send_block(self, block: Block) -> None:
+        supervisor = self._owner.supervisor
+        slot = supervisor.take_input_slot()
+        if slot is None or supervisor.media is None:
+            self.blocks_lost += 1
+            return
+        supervisor.media.write_input(slot, block.pcm)
+        supervisor.send_media(
+            MediaArrived(self.session, slot, block.span, block.captured_at, block.voice, block.echo, block.gap)
+        )
+
+    def order(self, make: Callable[[int], wire.ToPage]) -> None:
+        self._order_id += 1
+        text = wire.encode(make(self._order_id))
+        self._send(wire.FAST_CHANNEL, text)
+        for delay in REPEATS_S:
+            self._later(delay, lambda: self._send(wire.FAST_CHANNEL, text))
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        def run() -> None:
+            self._timers.discard(handle)
+            act()
+
+        handle = asyncio.get_running_loop().call_later(delay_s, run)
+        self._timers.add(handle)
+
+    def tell(self, message: wire.ToPage, *, droppable: bool = False) -> None:
+        self._send(wire.RELIABLE_CHANNEL, wire.encode(message), droppable=droppable)
+
+    def _send(self, label: str, text: str, *, droppable: bool = False) -> None:
+        if self.peer is not None:
+            self.peer.send(label, text, droppable=droppable)
+
+    # The engine ---------------------------------------------------------------------------------------
+
+    def take(self, news: Any) -> None:
+        match news:
+            case AdmitSession():
+                self._settle("")
+            case RefuseSession():
+                self._settle(news.reason)
+            case PublishChunk():
+                self._publish(news)
+            case AdvanceEpoch():
+                self.line.advance(news)
+            case ResumePlayback():
+                self.line.resume(news, clock.now())
+            case LatencyMeasured():
+                self.line.measure(news)
+            case EndSession():
+                self._owner.end(self, news.reason)
+            case _:
+                self._show(news)
+        self.carry()
+
+    def _settle(self, refusal: str) -> None:
+        if not self.admitted.done():
+            self.admitted.set_result(refusal)
+
+    def _publish(self, news: PublishChunk) -> None:
+        media = self._owner.supervisor.media
+        assert media is not None
+        pcm = media.read_output(news.slot, news.samples)
+        self._owner.supervisor.send(SlotsFreed((news.slot,)))
+        self.line.publish(news, pcm)
+
+    def _show(self, news: Any) -> None:
+        """What the page shows; a page that lags behind loses cursors first."""
+        match news:
+            case Progress():
+                playout = self.line.playout
+                self.tell(
+                    wire.CursorShown(
+                        news.epoch, news.generation, playout.delivered, news.playback, news.budget, news.assumed
+                    ),
+                    droppable=True,
+                )
+            case StateChanged():
+                self.tell(wire.State(news.state.value))
+            case UserWords():
+                self.tell(wire.User(news.turn, news.text, news.stable, news.final))
+            case ResponseChanged():
+                state = PAGE_STATES.get(news.state)
+                if state is not None:
+                    self.tell(wire.Reply(news.response, news.epoch, state, news.reason))
+            case ReplyWords():
+                words = tuple(wire.Word(w.text, w.span.start, w.span.end) for w in news.words)
+                self.tell(wire.Words(news.response, news.first, words))
+            case HistoryChanged():
+                self.tell(wire.Heard(news.response, news.words, news.ambiguous, news.estimated, news.final))
+            case InputRefusal():
+                self.tell(wire.Error(news.code, news.reason, news.key))
+
+    def cancel_timers(self) -> None:
+        for handle in self._timers:
+            handle.cancel()
+        self._timers.clear()
+        if not self.admitted.done():
+            self.admitted.cancel()
+
+
+class Frontend:
+    """All visits of one daemon."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.supervisor = Supervisor(config, on_news=self._on_news, on_gone=self._on_engine_gone)
+        self.visits: dict[SessionId, Visit] = {}
+        self.counts: Counter[str] = Counter()
+        self.loop_lag_ms: deque[float] = deque(maxlen=3000)  #: one a tick: the last minute
+        self.closing = ""
+        self._last_session = 0
+        self._networks: dict[str, Any] = {}
+        self._portrait = still(portrait())
+        self._ticker: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    # Life ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.supervisor.start()
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def stop(self) -> None:
+        self.closing = "the daemon is stopping"
+        for visit in list(self.visits.values()):
+            self.end(visit, self.closing)
+        while self._ending:
+            await asyncio.wait(set(self._ending), timeout=5)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        await self.supervisor.stop()
+
+    async def _tick(self) -> None:
+        """Deadlines of all visits, on an absolute schedule; how late a tick is, is the loop's lag."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due += TICK_S
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            lag = loop.time() - due
+            self.loop_lag_ms.append(1000 * max(0.0, lag))
+            if lag > 1.0:
+                due = loop.time()  # A stall is not made up for by a burst.
+            now = clock.now()
+            for visit in list(self.visits.values()):
+                visit.tick(now)
+            self.supervisor.watch(now, busy=bool(self.visits))
+
+    # Sessions -----------------------------------------------------------------------------------------
+
+    async def open(self, offer_sdp: object) -> tuple[Visit, str]:
+        """Admit a person and answer their offer. Raises Refused or InputRefused; nothing is left behind then."""
+        self._check_open()
+        self._last_session += 1
+        session = SessionId(self._last_session)
+        visit = Visit(self, session, self._line(session))
+        self.visits[session] = visit
+        try:
+            await self._admit(visit)
+            visit.peer = await Peer.accept(
+                offer_sdp,
+                config=self._peer_config(),
+                on_audio=visit.on_audio,
+                pull_audio=visit.pull,
+                on_message=visit.on_message,
+                on_closed=lambda reason: self._gone(visit, reason),
+                on_open=visit.on_open,
+                portrait=self._portrait,
+            )
+        except BaseException:
+            self._forget(visit, "the connection could not be made")
+            raise
+        self.counts["sessions_opened"] += 1
+        return visit, visit.peer.answer_sdp
+
+    def _check_open(self) -> None:
+        if self.closing:
+            raise Refused(503, "closing", f"{self.closing}; no new session is taken")
+        if self.supervisor.state is not EngineState.READY:
+            raise Refused(503, "loading", f"the engine is {self.supervisor.state.value}; try again in a few seconds")
+        if len(self.visits) >= self.config.sessions_max:
+            self.counts["sessions_refused"] += 1
+            raise Refused(
+                503,
+                "busy",
+                f"all {self.config.sessions_max} sessions are taken; try again when one has ended, or raise sessions_max",
+            )
+
+    def _line(self, session: SessionId) -> Line:
+        ready = self.supervisor.ready
+        assert ready is not None
+        visits = self.visits
+
+        def pts_at(now: Nanos) -> int:
+            return visits[session].now_pts(now) if session in visits else 0
+
+        return Line(
+            session=session,
+            rate=ready.sample_rate,
+            detector=self._detector(ready.voice),
+            echo=self._echo(ready.voice),
+            allow_barge_in=self.config.barge_in,
+            pts_at=pts_at,
+            hold_max=nanos_from_ms(self.config.hold_max_ms),
+            echo_warmup=nanos_from_ms(self.config.echo_warmup_ms),
+        )
+
+    def _detector(self, name: str) -> Detector:
+        if name == "energy":
+            return EnergyDetector()
+        from duplexd import weights
+        from duplexd.media.vad import VoiceDetector
+
+        if name not in self._networks:
+            self._networks[name] = VoiceDetector.load(weights.path("silero-vad"))
+        return VoiceDetector(self._networks[name])
+
+    def _echo(self, name: str) -> EchoJudge | None:
+        return None
+
+    def _peer_config(self) -> PeerConfig:
+        return PeerConfig(
+            ice_servers=tuple(ice_server(text) for text in self.config.ice_servers),
+            public_address=self.config.public_address,
+            loopback_only=self.config.loopback_media,
+        )
+
+    async def _admit(self, visit: Visit) -> None:
+        deadline = nanos_from_ms(self.config.response_deadline_ms)
+        self.supervisor.send(SessionOpened(visit.session, barge_in=self.config.barge_in, response_deadline=deadline))
+        try:
+            refusal = await asyncio.wait_for(asyncio.shield(visit.admitted), ADMISSION_WITHIN_S)
+        except TimeoutError as error:
+            raise Refused(503, "engine_silent", "the engine did not answer in time; try again") from error
+        if refusal:
+            self.counts["sessions_refused"] += 1
+            raise Refused(503, "busy", refusal)
+
+    def end(self, visit: Visit, reason: str) -> None:
+        """End a session and tell the page why."""
+        if visit.session in self.visits:
+            visit.tell(wire.Closed(reason))
+            self._forget(visit, reason)
+            self._close_peer(visit, reason, linger=True)
+
+    def _gone(self, visit: Visit, reason: str) -> None:
+        """The peer ended by itself."""
+        self._forget(visit, reason)
+
+    def _forget(self, visit: Visit, reason: str) -> None:
+        if self.visits.pop(visit.session, None) is None:
+            return
+        log.info("session %d ended: %s", visit.session, reason)
+        self.counts["sessions_ended"] += 1
+        visit.cancel_timers()
+        self.supervisor.send(SessionClosed(visit.session, reason))
+
+    def _close_peer(self, visit: Visit, reason: str, *, linger: bool) -> None:
+        async def close() -> None:
+            assert visit.peer is not None
+            if linger:
+                await asyncio.sleep(0.1)  # The page learns the reason before the channel goes.
+            await visit.peer.close(reason)
+
+        if visit.peer is not None:
+            task = asyncio.get_running_loop().create_task(close())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def hang_up(self, session: SessionId) -> bool:
+        visit = self.visits.get(session)
+        if visit is None:
+            return False
+        self._forget(visit, "the person left")
+        self._close_peer(visit, "the person left", linger=False)
+        return True
+
+    # The engine ---------------------------------------------------------------------------------------
+
+    def _on_news(self, news: Any) -> None:
+        session = getattr(news, "session", None)
+        if session is None:
+            return
+        visit = self.visits.get(session)
+        if visit is not None:
+            visit.take(news)
+        elif isinstance(news, PublishChunk):
+            self.supervisor.send(SlotsFreed((news.slot,)))  # The person has left meanwhile.
+
+    def _on_engine_gone(self, reason: str) -> None:
+        self.counts["engine_deaths"] += 1
+        for visit in list(self.visits.values()):
+            visit.take(RefuseSession(visit.session, reason))
+            self.end(visit, reason)
+
+
+def ice_server(text: str) -> IceServer:
+    """stun:host:port, or turn:user:password@host:port."""
+    kind, _, rest = text.partition(":")
+    if "@" not in rest:
+        return IceServer(url=text)
+    credentials, _, place = rest.rpartition("@")
+    username, _, credential = credentials.partition(":")
+    return IceServer(url=f"{kind}:{place}", username=username, credential=credential)

@@ -1,0 +1,239 @@
+"""HTTP: the page, the signalling of sessions, health and metrics.
+
+GET  /                       the page
+GET  /api/config             what the page must know before it connects
+POST /api/session            {"sdp", "type": "offer"} -> {"sdp", "type": "answer", "session", "close_url"}
+POST /api/session/N/close    the person leaves (sendBeacon)
+GET  /healthz /readyz        the process lives / the engine is loaded
+GET  /metrics                Prometheus text
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import secrets
+import signal
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from duplexd import __version__
+from duplexd.config import Config
+from duplexd.errors import DuplexdError, InputRefused
+from duplexd.ids import SessionId
+from duplexd.webrtc.frontend import RETRY_AFTER_S, Frontend, Refused, ice_server
+from duplexd.webrtc.peer import guard_loop
+from duplexd.webrtc.supervisor import EngineState
+
+PAGE = Path(__file__).parent / "page"
+BODY_BYTES_MAX = 300_000
+PAGE_FILES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'self'; media-src 'self' blob: mediastream:; style-src 'self' 'unsafe-inline'; "
+    "worker-src 'self' blob:; script-src 'self' blob:; img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'",
+}
+
+log = logging.getLogger("duplexd.server")
+
+
+class Server:
+    """Routes over one front end."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.frontend = Frontend(config)
+        self._close_keys: dict[SessionId, str] = {}
+        self.app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[errors_as_json])
+        self.app.add_routes(
+            [
+                web.get("/", self.page),
+                web.get("/api/config", self.page_config),
+                web.post("/api/session", self.open_session),
+                web.post("/api/session/{session}/close/{key}", self.close_session),
+                web.get("/healthz", self.healthy),
+                web.get("/readyz", self.ready),
+                web.get("/metrics", self.metrics),
+                web.get("/{name}", self.page),
+            ]
+        )
+
+    # The page -------------------------------------------------------------------------------------------
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info.get("name", "index.html")
+        path = PAGE / name
+        kind = PAGE_FILES.get(path.suffix)
+        if kind is None or path.parent != PAGE or not path.is_file():
+            raise web.HTTPNotFound(text=f"there is no page {name!r}")
+        return web.FileResponse(path, headers={**HEADERS, "Content-Type": f"{kind}; charset=utf-8"})
+
+    async def page_config(self, request: web.Request) -> web.Response:
+        ready = self.frontend.supervisor.ready
+        servers = [ice_server(text) for text in self.config.ice_servers]
+        return web.json_response(
+            {
+                "ice_servers": [
+                    {"urls": s.url, "username": s.username, "credential": s.credential}
+                    if s.username
+                    else {"urls": s.url}
+                    for s in servers
+                ],
+                "model": ready.model if ready else self.config.model,
+                "version": __version__,
+                "token_required": bool(self.config.token),
+                "sessions_max": self.config.sessions_max,
+            },
+            headers=HEADERS,
+        )
+
+    # Sessions -------------------------------------------------------------------------------------------
+
+    async def open_session(self, request: web.Request) -> web.Response:
+        self._authorise(request)
+        offer = await _offer(request)
+        visit, answer = await self.frontend.open(offer)
+        key = secrets.token_urlsafe(9)
+        self._close_keys = {s: k for s, k in self._close_keys.items() if s in self.frontend.visits}
+        self._close_keys[visit.session] = key
+        return web.json_response(
+            {
+                "sdp": answer,
+                "type": "answer",
+                "session": visit.session,
+                "close_url": f"/api/session/{visit.session}/close/{key}",
+            }
+        )
+
+    def _authorise(self, request: web.Request) -> None:
+        if not self.config.token:
+            return
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self.config.token.encode()):
+            raise Refused(401, "unauthorised", "this daemon asks for its token; open the page with ?token=...")
+
+    async def close_session(self, request: web.Request) -> web.Response:
+        session = request.match_info["session"]
+        number = SessionId(int(session)) if session.isdigit() else SessionId(-1)
+        key = self._close_keys.get(number, "")
+        if not hmac.compare_digest(key.encode(), request.match_info["key"].encode()) or not key:
+            raise web.HTTPNotFound(text=f"there is no session {session}")
+        self.frontend.hang_up(number)
+        return web.json_response({"session": number, "closed": True})
+
+    # Health ---------------------------------------------------------------------------------------------
+
+    async def healthy(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "alive", "version": __version__})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        state = self.frontend.supervisor.state
+        status = 200 if state is EngineState.READY and not self.frontend.closing else 503
+        return web.json_response({"engine": state.value, "sessions": len(self.frontend.visits)}, status=status)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text="".join(f"duplexd_{n} {v:g}\n" for n, v in sorted(self.values().items())))
+
+    def values(self) -> dict[str, float]:
+        frontend = self.frontend
+        lag = sorted(frontend.loop_lag_ms) or [0.0]
+        playouts = [visit.line.playout for visit in frontend.visits.values()]
+        values = {f"engine_{name}": value for name, value in frontend.supervisor.metrics.items()}
+        values |= {f"frontend_{name}": float(value) for name, value in frontend.counts.items()}
+        values |= {
+            "frontend_sessions": float(len(frontend.visits)),
+            "frontend_tasks": float(len(asyncio.all_tasks())),
+            "frontend_loop_lag_ms_p50": lag[len(lag) // 2],
+            "frontend_loop_lag_ms_p99": lag[len(lag) * 99 // 100],
+            "frontend_loop_lag_ms_max": lag[-1],
+            "frontend_underruns": float(sum(p.underruns for p in playouts)),
+            "frontend_underrun_ms": sum(p.underrun_ticks for p in playouts) / 48.0,
+            "frontend_old_epoch_samples_dropped": float(sum(p.dropped_samples for p in playouts)),
+            "frontend_engine_restarts": float(frontend.supervisor.restarts),
+        }
+        return values
+
+
+async def _offer(request: web.Request) -> object:
+    try:
+        body = await request.json()
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputRefused(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict) or body.get("type", "offer") != "offer":
+        raise InputRefused('the body must be {"sdp": ..., "type": "offer"}')
+    return body.get("sdp")
+
+
+@web.middleware
+async def errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Every error is {"error": {"code", "message"}} with a sentence a person can act on."""
+    try:
+        return await handler(request)
+    except Refused as error:
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status == 503 else {}
+        return _error(error.status, error.code, str(error), headers)
+    except InputRefused as error:
+        return _error(400, "bad_offer", str(error))
+    except web.HTTPException as error:
+        return _error(error.status, "http", error.text or error.reason)
+
+
+def _error(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response({"error": {"code": code, "message": message}}, status=status, headers=headers)
+
+
+async def serve(config: Config, *, started: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM. `started` is given the URL once the engine is loaded."""
+    loop = asyncio.get_running_loop()
+    guard_loop(loop)
+    server = Server(config)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    context = _tls(config) if config.tls else None
+    runner = web.AppRunner(server.app, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, config.host, config.port, ssl_context=context)
+        await site.start()
+        server.frontend.start()
+        await _first(server.frontend.supervisor.wait_ready(), stop.wait())
+        if not stop.is_set():
+            started(_url(config, runner, tls=context is not None))
+            await stop.wait()
+    except OSError as error:
+        raise DuplexdError(
+            f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another port with --port"
+        ) from error
+    finally:
+        await server.frontend.stop()
+        await runner.cleanup()
+
+
+async def _first(*waits: Any) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def _url(config: Config, runner: web.AppRunner, *, tls: bool) -> str:
+    host, port = runner.addresses[0][:2]
+    shown = "localhost" if host in ("127.0.0.1", "::1") else host
+    return f"{'https' if tls else 'http'}://{shown}:{port}/"
+
+
+def _tls(config: Config) -> ssl.SSLContext:
+    from duplexd.webrtc.certificate import self_signed
+
+    return self_signed(config.host)

@@ -1,0 +1,242 @@
+"""Starts the engine process, carries messages to and from it, and starts it again when it dies.
+
+1. End of file on the channel is the death of the engine, however it died; its sessions end with a typed reason.
+2. The shared memory has no name: when both processes are gone, so is it.
+3. A restart waits a little longer after every death (1 to 30 s), and sessions opened meanwhile are refused with the reason.
+
+    STARTING -> READY -> GONE -> STARTING
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+
+from duplexd.channel import Channel, MediaShape, SharedMedia
+from duplexd.config import Config
+from duplexd.errors import ChannelClosed, ChannelFull
+from duplexd.messages import EngineReady, FreeSlots, MediaArrived, Metrics, pack, unpack_news
+from duplexd.units import NANOS_PER_SECOND, Nanos
+
+IN_SLOTS_PER_SESSION = 24
+OUT_SLOTS_PER_SESSION = 8
+BLOCK_SAMPLES = 512
+CHUNK_SAMPLES_MAX = 24_000
+RESTART_MIN_S, RESTART_MAX_S = 1.0, 30.0
+#: A loaded engine answers every message within milliseconds; one that says nothing for this long while media flows to it is
+#: wedged, and is killed so that its people get an answer.
+SILENT_MAX = Nanos(10 * NANOS_PER_SECOND)
+
+log = logging.getLogger("duplexd.supervisor")
+
+
+class EngineState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    GONE = "gone"
+
+
+class Supervisor:
+    """One engine process and its successors."""
+
+    def __init__(self, config: Config, *, on_news: Callable[[Any], None], on_gone: Callable[[str], None]) -> None:
+        self.config = config
+        self.state = EngineState.GONE
+        self.ready: EngineReady | None = None
+        self.metrics: dict[str, float] = {}
+        self.restarts = 0
+        self._on_news = on_news
+        self._on_gone = on_gone
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self.media: SharedMedia | None = None
+        self._free_in: list[int] = []
+        self._became_ready = asyncio.Event()
+        self._stopping = False
+        self._restart: asyncio.Task[None] | None = None
+        self._backoff_s = RESTART_MIN_S
+        self._silent_since = Nanos(0)
+
+    # Life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        shape = MediaShape(
+            in_slots=IN_SLOTS_PER_SESSION * self.config.sessions_max,
+            in_samples=BLOCK_SAMPLES,
+            out_slots=OUT_SLOTS_PER_SESSION * self.config.sessions_max,
+            out_samples=CHUNK_SAMPLES_MAX,
+        )
+        ours, theirs = Channel.pair()
+        self.media = SharedMedia.create(shape)
+        self._free_in = list(range(shape.in_slots))
+        self._channel = Channel(ours)
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "duplexd.engine.process"),
+                *("--channel", str(theirs.fileno())),
+                *("--media", str(self.media.fd)),
+                *("--config", self._engine_config(shape)),
+            ],
+            pass_fds=(theirs.fileno(), self.media.fd),
+            env={**os.environ, "OMP_NUM_THREADS": "1", "DUPLEXD_LOG_LEVEL": self.config.log_level},
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self.state = EngineState.STARTING
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
+
+    def _engine_config(self, shape: MediaShape) -> str:
+        """The engine's own configuration struct lives in its process; here it is plain JSON."""
+        config = self.config
+        options = {"thinker": config.thinker} if config.thinker else {}
+        return msgspec.json.encode(
+            {
+                "model": config.model,
+                "media": shape,
+                "sessions_max": config.sessions_max,
+                "policy": config.policy,
+                "device": config.device,
+                "model_options": options,
+                "silence_max_ms": config.silence_max_ms,
+                "voice_min_ms": config.voice_min_ms,
+            }
+        ).decode()
+
+    async def wait_ready(self) -> None:
+        await self._became_ready.wait()
+
+    async def stop(self) -> None:
+        """End the engine: it leaves by itself when the channel closes; killed when it does not."""
+        self._stopping = True
+        if self._restart is not None:
+            self._restart.cancel()
+        process = self._process
+        self._drop()
+        if process is not None:
+            await asyncio.to_thread(_end, process)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    # Messages ---------------------------------------------------------------------------------------------
+
+    def send(self, fact: Any) -> bool:
+        """False when there is no engine to tell."""
+        if self._channel is None:
+            return False
+        try:
+            self._channel.send(pack(fact))
+        except (ChannelClosed, ChannelFull) as error:
+            self._die(str(error))
+            return False
+        if self._channel.wants_write:
+            asyncio.get_running_loop().add_writer(self._channel.fileno(), self._flush)
+        return True
+
+    def _flush(self) -> None:
+        assert self._channel is not None
+        try:
+            self._channel.flush()
+        except ChannelClosed as error:
+            self._die(str(error))
+            return
+        if not self._channel.wants_write:
+            asyncio.get_running_loop().remove_writer(self._channel.fileno())
+
+    def take_input_slot(self) -> int | None:
+        """A free input slot; None when the engine has not given any back: the block is lost, and counted by the caller."""
+        return self._free_in.pop() if self._free_in else None
+
+    def send_media(self, fact: MediaArrived) -> None:
+        if not self.send(fact):
+            self._free_in.append(fact.slot)
+
+    def _read(self) -> None:
+        assert self._channel is not None
+        try:
+            packets = self._channel.receive()
+        except ChannelClosed as error:
+            self._die(str(error))
+            return
+        self._silent_since = Nanos(0)
+        for packet in packets:
+            self._take(unpack_news(packet))
+
+    def _take(self, news: Any) -> None:
+        if isinstance(news, EngineReady):
+            self.ready, self.state = news, EngineState.READY
+            self._backoff_s = RESTART_MIN_S
+            self._became_ready.set()
+        elif isinstance(news, FreeSlots):
+            self._free_in.extend(news.slots)
+        elif isinstance(news, Metrics):
+            self.metrics = news.values
+        self._on_news(news)
+
+    # Death ------------------------------------------------------------------------------------------------
+
+    def watch(self, now: Nanos, *, busy: bool) -> None:
+        """Called now and then: an engine that is fed and says nothing is wedged."""
+        if not busy or self.state is not EngineState.READY:
+            self._silent_since = Nanos(0)
+        elif not self._silent_since:
+            self._silent_since = now
+        elif now - self._silent_since > SILENT_MAX and self._process is not None:
+            log.error("the engine has said nothing for %d s; killing it", SILENT_MAX // NANOS_PER_SECOND)
+            self._process.kill()
+            self._silent_since = now
+
+    def _drop(self) -> None:
+        if self._channel is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._channel.fileno())
+            loop.remove_writer(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+        if self.media is not None:
+            self.media.close()
+            self.media = None
+        self.state, self.ready = EngineState.GONE, None
+        self._became_ready.clear()
+
+    def _die(self, reason: str) -> None:
+        process, self._process = self._process, None
+        self._drop()
+        if self._stopping:
+            return
+        code = _end(process) if process is not None else None
+        reason = f"the engine process ended ({_cause(code)}); it is being restarted"
+        log.error("%s", reason)
+        self._on_gone(reason)
+        self._restart = asyncio.get_running_loop().create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        await asyncio.sleep(self._backoff_s)
+        self._backoff_s = min(RESTART_MAX_S, 2 * self._backoff_s)
+        self.restarts += 1
+        self.start()
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Wait briefly for a process whose channel is closed, then kill it. Returns its exit code."""
+    try:
+        return process.wait(timeout=5.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _cause(code: int | None) -> str:
+    if code is None:
+        return "unknown"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
