@@ -274,7 +274,9 @@ _CERTAINTY_MIN = -0.85
 
 
 def is_doubtful(text: str, certainty: float) -> bool:
-    """Nothing pronounceable, or words the model itself does not believe: what it makes of noise."""
+    """Nothing pronounceable, a song, or words the model itself does not believe: what it makes of noise."""
+    if "♪" in text:
+        return True
     spoken = "".join(ch for ch in text.lower() if ch.isalnum())
     return not spoken or spoken in _SAID_OF_NOISE or certainty < _CERTAINTY_MIN
 
