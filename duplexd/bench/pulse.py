@@ -12,7 +12,11 @@
 3. A new stream makes its sink rewind up to one block: the first milliseconds of a stream may never reach the monitor,
    and the last block is cut when a stream drains. `say` puts silence around the sound, so that only silence is lost.
 4. When the rig's process dies without a goodbye, the taps lose their reader and end, and the server follows when it has
-   had no client for some seconds. Only an empty directory is left.
+   had no client for some seconds. Only a small directory under the temporary one is left.
+5. What the rig adds between a browser and the ear: nothing that the browser does not count itself. Chromium 156 says by
+   `getOutputTimestamp` when a sound leaves; the loudspeaker tap stamps it 0.5 to 1.2 ms later (median; two cores of an
+   AMD EPYC, 20 sounds a run, `selftest --browser`). From `currentTime` to the tap it takes 37 to 39 ms, of which 31 to
+   34 ms are the browser's own `outputLatency` and 10 ms the block of the sink, which a sound card has as well.
 """
 
 from __future__ import annotations
