@@ -15,8 +15,8 @@
    had no client for some seconds. Only a small directory under the temporary one is left.
 5. What the rig adds between a browser and the ear: nothing that the browser does not count itself. Chromium 156 says by
    `getOutputTimestamp` when a sound leaves; the loudspeaker tap stamps it 0.5 to 1.2 ms later (median; two cores of an
-   AMD EPYC, 20 sounds a run, `selftest --browser`). From `currentTime` to the tap it takes 37 to 39 ms, of which 31 to
-   34 ms are the browser's own `outputLatency` and 10 ms the block of the sink, which a sound card has as well.
+   AMD EPYC, 20 sounds a run, `selftest --browser`; up to 15 ms off for single sounds). From `currentTime` to the tap it
+   takes 37 to 39 ms, of which 31 to 34 ms are the browser's own `outputLatency`: its stream's buffer and the sink's.
 """
 
 from __future__ import annotations
