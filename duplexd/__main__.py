@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     _command(commands, "doctor", doctor, "check this machine: Python, torch, ports, UDP, weights", config=True)
     fetch = _command(commands, "fetch", fetch_weights, "fetch the default model's weights into the cache")
     fetch.add_argument("names", nargs="*", help="weights to fetch; none: all")
+    fetch.add_argument("--quiet", action="store_true", help="say nothing about what is there already")
     fetch.add_argument("--check", action="store_true", help="only verify what is there, by hash")
     from duplexd.bench.command import add_bench
 
@@ -80,8 +81,8 @@ def serve(options: argparse.Namespace) -> int:
     if config.model == "pocket":
         from duplexd import weights
 
-        for name in weights.DEFAULT_MODEL:
-            weights.path(name)  # Raises with the command that mends it, before anything is started.
+        for finding in weights.verify():
+            weights.path(finding.file.name)  # Raises with the command that mends it, before anything is started.
 
     def started(url: str) -> None:
         print(f"\n  duplexd {__version__} is ready: {url}\n", flush=True)
@@ -106,7 +107,9 @@ def fetch_weights(options: argparse.Namespace) -> int:
     from duplexd import weights
 
     if not options.check:
-        weights.fetch(options.names)
+        missing = [f.file.name for f in weights.verify(options.names) if f.fault]
+        if missing or not options.quiet:
+            weights.fetch(missing if options.quiet else options.names)
     findings = weights.verify(options.names, deep=options.check)
     faults = [finding for finding in findings if finding.fault]
     for finding in faults:

@@ -1,6 +1,6 @@
 """What a model family hands to the engine: its stages and edges, its sizes, and the pure half of its language.
 
-1. A plan is data plus pure functions; building it loads no weights and imports no torch.
+1. A plan is data plus pure functions; building it reads headers and vocabularies, never tensors.
 2. The core reads the plan to schedule and to keep history; `build` makes the stages that run.
 """
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from duplexd.bench.tones import (
+from duplexd.media.tones import (
     GAP_MS,
     HIGH_GROUP_HZ,
     LOW_GROUP_HZ,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from duplexd.bench import tones
+from duplexd.media import tones
 from duplexd.memory.arena import Arena
 from duplexd.models.clock import language
 from duplexd.streams.stage import (

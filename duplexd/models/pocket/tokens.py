@@ -31,6 +31,10 @@ class Dialect:
         self._close = _closing(vocabulary)
         self._open = {role: _opening(vocabulary, role) for role in (_PERSON, _CHARACTER, _SYSTEM)}
 
+    def as_persona(self, persona: Persona) -> Dialect:
+        """The same language spoken by somebody else."""
+        return Dialect(self._vocabulary, persona)
+
     def anchor(self) -> list[int]:
         """What every context of this persona starts with: the begin token, the system text, the example turns."""
         ids = [] if self._vocabulary.begin is None else [self._vocabulary.begin]

@@ -1,0 +1,110 @@
+"""pocket: the default model. Real weights, small enough for two CPU cores.
+
+    copy -> listen (Moonshine)          the person's words, re-encoded while they are spoken
+         -> judge (Smart Turn)          whether the turn has ended
+            thinker (SmolLM2)           tokens, keys in the arena's pages
+            talk -> render (hibari)     a clause becomes latents, latents become sound in chunks
+
+Text between thinker and talker is made of tokens by the dialect, in the core, which also keeps the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from duplexd import weights
+from duplexd.errors import ConfigError
+from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
+from duplexd.streams.graph import ModelPlan
+from duplexd.streams.stage import Cut, Stage
+from duplexd.units import ticks_from_ms
+
+PAGE_TOKENS = 16
+#: Every kept cut or branch may leave one page partly filled; a context of 1024 tokens holds some twenty turns.
+SPARE_PAGES = 24
+LATENTS_PER_SESSION = 3
+CLAUSE_MAX = ticks_from_ms(3000)
+REPLY_TOKENS_MAX = 72
+REPLY_SENTENCES_MAX = 2
+THINK_STEPS = 4
+CHUNK_RAMP = (ticks_from_ms(150), ticks_from_ms(200), ticks_from_ms(300))
+
+
+def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
+    """The plan of the pocket model.
+
+    Args:    options: `thinker`: a GGUF file or Hugging Face folder to think with instead of SmolLM2.
+    Raises:  ConfigError for another option; ModelError, WeightsError as `load_thinker`.
+    """
+    from duplexd.models.pocket import ears, turn, voice
+    from duplexd.models.pocket.thinker import CONTEXT_MAX, load_thinker
+
+    unknown = set(options or {}) - {"thinker"}
+    if unknown:
+        raise ConfigError(f"model pocket has no option {', '.join(sorted(unknown))}; it has: thinker")
+    path = (options or {}).get("thinker")
+    mind = load_thinker(Path(path).expanduser() if path else None, lane="think", batch_max=1)
+    talker = voice.Talker(lane="talk", clause_max=CLAUSE_MAX)
+    vocoder = voice.Vocoder(lane="vocode")
+    transcriber = ears.Transcriber(
+        weights.path("moonshine-encoder"), weights.path("moonshine-decoder"), weights.path("moonshine-tokenizer")
+    )
+    stages: list[Stage] = [
+        ears.CopyIn(lane="copy"),
+        ears.Ears(transcriber, lane="listen"),
+        turn.Turn(turn.TurnJudge(weights.path("smart-turn")), lane="judge"),
+        mind.thinker,
+        talker,
+        vocoder,
+    ]
+
+    def partitions(sessions: int) -> tuple[PartitionSpec, ...]:
+        slots = PartitionKind.SLOTS
+        pages = -(-CONTEXT_MAX // PAGE_TOKENS) + SPARE_PAGES
+        anchor = -(-len(mind.dialect.anchor()) // PAGE_TOKENS)
+        return (
+            PartitionSpec(
+                "pages",
+                PartitionKind.PAGES,
+                sessions * pages + anchor,
+                mind.thinker.page_fields(),
+                page_tokens=PAGE_TOKENS,
+                session_slots=pages,
+                shared_slots=anchor,
+            ),
+            PartitionSpec(
+                "ingest", slots, sessions, (FieldSpec("pcm", (ears.RING_SAMPLES,)),), session_slots=1
+            ),
+            PartitionSpec(
+                "latents",
+                slots,
+                sessions * LATENTS_PER_SESSION,
+                voice.latent_fields(),
+                session_slots=LATENTS_PER_SESSION,
+            ),
+            PartitionSpec("state", slots, sessions, voice.state_fields(), session_slots=1),
+            mind.thinker.workspace(),
+        )
+
+    return ModelPlan(
+        name="pocket",
+        stages=[stage.spec for stage in stages],
+        edges=[("copy", "listen"), ("copy", "judge"), ("talk", "render")],
+        dialect=mind.dialect,
+        partitions=partitions,
+        build=lambda: {stage.spec.name: stage for stage in stages},
+        sample_rate=voice.SAMPLE_RATE,
+        grain=voice.FRAME_TICKS,
+        chunk_ramp=CHUNK_RAMP,
+        clause_max=CLAUSE_MAX,
+        context_tokens_max=CONTEXT_MAX,
+        page_tokens=PAGE_TOKENS,
+        reply_tokens_max=REPLY_TOKENS_MAX,
+        reply_sentences_max=REPLY_SENTENCES_MAX,
+        think_steps=THINK_STEPS,
+        ring_samples=ears.RING_SAMPLES,
+        listen_max=ticks_from_ms(8000),
+        cut=Cut.AT_CURSOR,
+        voice="silero",
+    )
