@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from duplexd.errors import ConfigError
@@ -33,7 +35,7 @@ def test_fields_start_aligned_and_do_not_overlap() -> None:
 
     placements = list(layout.placements.values())
     assert all(place.offset % ALIGNMENT == 0 for place in placements)
-    assert all(one.offset + one.nbytes <= other.offset for one, other in zip(placements, placements[1:], strict=False))
+    assert all(one.offset + one.nbytes <= other.offset for one, other in pairwise(placements))
     assert layout.total_bytes >= placements[-1].offset + placements[-1].nbytes
     assert sum(layout.partition_bytes(name) for name in layout.partitions) == layout.total_bytes
 
