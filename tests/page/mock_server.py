@@ -1,8 +1,8 @@
 """A scripted front end for the page's tests: real HTTP, real WebRTC on 127.0.0.1, no engine.
 
-It says one spoken reply to each turn, keeps the map from RTP to the reply's samples, holds on voice, decides as told, and
-writes down everything the page sends. Every message is decoded by `duplexd.webrtc.wire`, so a field the protocol does not
-have shows up in `invalid`.
+It says one spoken reply to each turn, keeps the map from RTP to the reply's samples, holds on voice, decides as told,
+and writes down everything the page sends. Every message is decoded by `duplexd.webrtc.wire`, so a field the protocol
+does not have shows up in `invalid`.
 
     python tests/page/mock_server.py --port 8740 --decide flush|resume|never [--slots N] [--token T] [--no-udp]
 """
@@ -33,9 +33,7 @@ PAGE = Path(wire.__file__).parent / "page"
 RATE = 48_000
 FRAME = 960
 CURSOR_BIAS_MS = 12
-TEXT = (
-    "I was just telling you about the old harbour, where the boats come in at six and the whole town smells of bread."
-)
+TEXT = "I was just telling you about the old harbour, where the boats come in at six and the town smells of bread."
 
 
 def voiced(seconds: float) -> np.ndarray:
@@ -209,7 +207,7 @@ class Live:
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             self.invalid.append(f"{error}: {data}")
             return
-        self.log.append({"at": asyncio.get_running_loop().time(), **json.loads(data)})
+        self.log.append({"received": asyncio.get_running_loop().time(), **json.loads(data)})
         getattr(self, f"on_{type(message).__name__.lower()}", lambda _: None)(message)
 
     # -- what the page says ------------------------------------------------------------------------------------------
@@ -376,6 +374,15 @@ class Mock:
         live = self.sessions[int(request.match_info["number"])]
         return web.json_response({"log": live.log, "invalid": live.invalid, "closed": live.closed.is_set()})
 
+    async def silence(self, request: web.Request) -> web.Response:
+        """Answers once the page has said that its sound is blocked: a test that asked the page would unblock it."""
+        for _ in range(200):
+            live = self.sessions.get(int(request.match_info["number"]))
+            if live is not None and live.silent:
+                return web.json_response(live.log)
+            await asyncio.sleep(0.1)
+        return refusal(504, "not_silent", "No position with `silent` came within 20 s.")
+
     async def order(self, request: web.Request) -> web.Response:
         """Tests send raw messages to the page: {"label", "message"}."""
         live, body = self.sessions[int(request.match_info["number"])], await request.json()
@@ -390,6 +397,7 @@ class Mock:
         app.router.add_post("/api/session", self.offer)
         app.router.add_post("/api/session/{number}/close", self.close)
         app.router.add_get("/mock/{number}", self.log)
+        app.router.add_get("/mock/{number}/silence", self.silence)
         app.router.add_post("/mock/{number}", self.order)
         app.router.add_get("/", lambda _: web.FileResponse(PAGE / "index.html"))  # type: ignore[arg-type,return-value]
         app.router.add_static("/", PAGE)

@@ -57,7 +57,7 @@ export class Session {
     this.checking = null;
     this.microphone = null;
     this.micMuted = false;
-    this.playing = false;
+    this.speaking = false; // what the server last said of the character
     this.closeUrl = null;
     this.ownMute = false;
     this.deviceChange = () => this.onDeviceChange();
@@ -291,6 +291,10 @@ export class Session {
     this.settle?.resolve();
   }
 
+  on_state({ state }) {
+    this.speaking = state === "speaking";
+  }
+
   on_pong({ at }) {
     this.rttMs = performance.now() - at;
   }
@@ -320,7 +324,8 @@ export class Session {
       this.sendThrice({ t: "voice", on: false, id: this.voiceId });
       return this.on("voice", { on: false });
     }
-    const interrupts = playing && this.options.bargeIn && !this.silent;
+    // In a pause of the character nothing plays, yet its next word must not come: the server's word counts as well.
+    const interrupts = (playing || this.speaking) && this.options.bargeIn && !this.silent;
     const heard = interrupts ? this.gate.onset(performance.now()) : null; // mute first, then everything else
     const where = heard ?? this.position() ?? {};
     this.sendThrice({ t: "voice", on: true, id: this.voiceId, ...where, muted: heard !== null });

@@ -104,9 +104,9 @@ export class Timeline {
     for (const word of words) {
       const from = x((word.start - playback) / TICKS_PER_MS);
       const to = x((word.end - playback) / TICKS_PER_MS);
-      if (to < 0 || from < free) continue;
-      if (from > width) return;
       const now = word.start <= playback && playback < word.end;
+      if (to < 0 || from < Math.max(0, free)) continue;
+      if (from > width) return;
       this.context.font = `${now ? 600 : 400} 13px ${this.font}`;
       this.context.fillStyle = now ? this.colours.accent : word.end <= playback ? this.colours.ink : this.colours.pale;
       this.context.fillText(word.text.trim(), from, BAR_TOP - 14);

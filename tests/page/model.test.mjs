@@ -1,0 +1,111 @@
+// Positions, cursors, words and latencies as data.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { ShownCursor } from "../../duplexd/webrtc/page/cursor.js";
+import { HELP, closedSentence, microphoneCode, refusalCode } from "../../duplexd/webrtc/page/help.js";
+import { complete } from "../../duplexd/webrtc/page/latency.js";
+import { DelayMeter, ageMs, rtpAdd, rtpDistance } from "../../duplexd/webrtc/page/position.js";
+import { Transcript } from "../../duplexd/webrtc/page/transcript.js";
+
+const word = (text, start, end) => ({ text, start, end });
+const WORDS = [word("One", 0, 100), word(" two", 100, 200), word(" three", 200, 300)];
+
+test("RTP distances and sums hold across the wrap", () => {
+  assert.equal(rtpDistance(10, 2 ** 32 - 10), 20);
+  assert.equal(rtpDistance(2 ** 32 - 10, 10), -20);
+  assert.equal(rtpAdd(2 ** 32 - 48, 2), 48);
+});
+
+test("a source's age is read from either clock and stays within bounds", () => {
+  assert.equal(ageMs(1_000_000 + 500, 530, 1_000_000), 30);
+  assert.equal(ageMs(500, 530, 1_000_000), 30);
+  assert.equal(ageMs(600, 530, 1_000_000), 0);
+  assert.equal(ageMs(0, 90_000, 1_000_000_000), 5000);
+});
+
+test("delays are means of what passed between two readings; a reset of the counters keeps the last", () => {
+  const meter = new DelayMeter();
+  const reading = (delay, count, buffer, emitted) => [
+    { type: "media-playout", totalPlayoutDelay: delay, totalSamplesCount: count },
+    { type: "inbound-rtp", kind: "audio", jitterBufferDelay: buffer, jitterBufferEmittedCount: emitted },
+    { type: "inbound-rtp", kind: "video", jitterBufferDelay: 9e9, jitterBufferEmittedCount: 1 },
+  ];
+  meter.take(reading(1000, 10_000, 5000, 20_000));
+  assert.deepEqual([meter.playoutMs, meter.bufferMs], [0, 0]);
+  meter.take(reading(1000 + 9600 * 0.03, 19_600, 5000 + 9600 * 0.05, 29_600));
+  assert.deepEqual([Math.round(meter.playoutMs), Math.round(meter.bufferMs)], [30, 50]);
+  meter.take(reading(1, 10, 1, 10));
+  assert.deepEqual([Math.round(meter.playoutMs), Math.round(meter.bufferMs)], [30, 50]);
+});
+
+test("the shown cursor moves with time, never past what was delivered and never back by a small correction", () => {
+  const cursor = new ShownCursor();
+  assert.equal(cursor.playback(0, true), null);
+  const message = { epoch: 0, generation: 50_000, delivery: 14_400, playback: 4800, budget: 72_000, assumed: false };
+  cursor.take(message, 1000);
+  assert.equal(cursor.playback(1100, true), 4800 + 4800);
+  assert.equal(cursor.playback(1900, true), 14_400);
+  cursor.take({ ...message, playback: 13_000 }, 1900);
+  assert.equal(cursor.playback(1900, false), 14_400);
+  cursor.take({ ...message, epoch: 1, playback: 0, delivery: 0 }, 2000);
+  assert.equal(cursor.playback(2000, true), 0);
+  cursor.take(message, 2100);
+  assert.equal(cursor.last.epoch, 1);
+});
+
+test("the lookahead is generation minus playback in milliseconds", () => {
+  const cursor = new ShownCursor();
+  cursor.take({ epoch: 0, generation: 48_000, delivery: 9600, playback: 4800, budget: 72_000, assumed: true }, 0);
+  assert.deepEqual(cursor.ahead(0, false), { playback: 4800, lookahead: 900, delivered: 100, budget: 1500, assumed: true });
+});
+
+test("words are pending, now, heard, and struck once it is certain that they were never heard", () => {
+  const transcript = new Transcript();
+  transcript.reply({ response: 1, epoch: 0, state: "created", reason: "" });
+  const entry = transcript.words({ response: 1, first: 0, words: WORDS });
+  const fates = (playback) => WORDS.map((_, i) => Transcript.fate(entry, i, playback));
+  assert.deepEqual(fates(150), ["heard", "now", "pending"]);
+  assert.deepEqual(fates(null), ["pending", "pending", "pending"]);
+  transcript.heard({ response: 1, words: 1, ambiguous: [1], estimated: false, final: true });
+  assert.deepEqual(fates(250), ["heard", "struck", "struck"]);
+  const [view] = transcript.snapshot();
+  assert.deepEqual([view.text, view.heard, view.struck, view.ambiguous], ["One two three", "One", "two three", ["two"]]);
+});
+
+test("words that arrive twice or in two messages stand once and in order", () => {
+  const transcript = new Transcript();
+  transcript.words({ response: 1, first: 0, words: WORDS.slice(0, 2) });
+  transcript.words({ response: 1, first: 1, words: WORDS.slice(1) });
+  assert.equal(transcript.snapshot()[0].text, "One two three");
+});
+
+test("the person's words grow in place and the final ones are all stable", () => {
+  const transcript = new Transcript();
+  transcript.user({ turn: 1, text: "what ti", stable: 4, final: false });
+  transcript.user({ turn: 1, text: "what time", stable: 4, final: true });
+  assert.deepEqual(transcript.snapshot().map((e) => [e.text, e.stable]), [["what time", 9]]);
+});
+
+test("a transcript of days keeps only its newest entries", () => {
+  const transcript = new Transcript(10);
+  for (let turn = 0; turn < 100; turn++) transcript.user({ turn, text: "x", stable: 1, final: true });
+  assert.equal(transcript.entries.length, 10);
+  assert.equal(transcript.turns.size, 10);
+});
+
+test("latency parts always sum to the total: what is not named is shown as unaccounted", () => {
+  assert.deepEqual(complete({ parts: [["a", 10], ["b", 5]], total_ms: 15.4 }), [["a", 10], ["b", 5]]);
+  assert.deepEqual(complete({ parts: [["a", 10]], total_ms: 25 }), [["a", 10], ["unaccounted", 15]]);
+});
+
+test("every dead end has its own sentence", () => {
+  assert.equal(microphoneCode({ name: "NotAllowedError" }), "denied");
+  assert.equal(microphoneCode({ name: "NotFoundError" }), "no-device");
+  assert.equal(microphoneCode({ name: "NotReadableError" }), "device-busy");
+  assert.deepEqual([401, 429, 503, 500].map(refusalCode), ["token", "busy", "busy", "refused"]);
+  assert.match(closedSentence("engine restarted"), /engine restarted/i);
+  assert.equal(closedSentence("something new"), "Reason: something new.");
+  assert.equal(new Set(Object.values(HELP).map((h) => h.title)).size, Object.keys(HELP).length);
+});
