@@ -70,7 +70,9 @@ class Channel:
             raise ChannelClosed("the other process is gone") from error
 
     def receive(self, *, packets_max: int = 256) -> list[bytes]:
-        """Packets that have arrived, oldest first. Raises ChannelClosed at the end, after the last packet was returned."""
+        """Packets that have arrived, oldest first. Raises ChannelClosed at the end, after the last packet was
+        returned.
+        """
         packets: list[bytes] = []
         while len(packets) < packets_max:
             try:
@@ -104,7 +106,8 @@ class MediaShape(msgspec.Struct, frozen=True):
 
 
 class SharedMedia:
-    """Both processes' view of the slots. The front end writes input and reads output, the engine the other way round."""
+    """Both processes' view of the slots. The front end writes input and reads output, the engine the other way round.
+    """
 
     def __init__(self, shape: MediaShape, fd: int) -> None:
         self.shape = shape

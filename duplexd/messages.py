@@ -2,8 +2,8 @@
 
 1. One msgpack struct a packet. New fields have defaults and stand last; the types of existing ones do not change.
 2. Facts are in the past tense, orders in the imperative. Every message names its session.
-3. Bulk media never travels here: a message names a slot of shared memory, and the slot belongs to whoever last received a
-   message about it.
+3. Bulk media never travels here: a message names a slot of shared memory, and the slot belongs to whoever last
+   received a message about it.
 4. Positions are ticks of the output timeline (`Cursor`) or of the input timeline (`at`, `span`); see `units`.
 """
 

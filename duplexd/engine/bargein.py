@@ -1,7 +1,7 @@
 """Decides what a voice over the reply is: an interruption, or a false alarm (DESIGN §6).
 
-Playout is frozen while this is being decided, so a wrong *wait* costs a pause and a wrong *advance* costs the reply. The
-rules are tried in order; the first that applies decides:
+Playout is frozen while this is being decided, so a wrong *wait* costs a pause and a wrong *advance* costs the reply.
+The rules are tried in order; the first that applies decides:
 
     1. the person pressed stop                                       -> ADVANCE
     2. nothing of the reply was heard yet                            -> ADVANCE once the voice is `voice_min` long
@@ -48,8 +48,10 @@ class BargeInTunables(msgspec.Struct, frozen=True):
 
 
 ACKNOWLEDGEMENTS = frozenset(
-    """mm mhm mmhm hm hmm hmmm mmm uh uhhuh huh uhuh ah aha oh ooh okay ok yeah yep yes yup right sure aw wow
-    um er hum m""".split()
+    (
+        *("m", "mm", "mmm", "mhm", "mmhm", "hm", "hmm", "hmmm", "hum", "um", "er", "uh", "uhhuh", "uhuh", "huh"),
+        *("ah", "aha", "oh", "ooh", "aw", "wow", "okay", "ok", "yeah", "yep", "yes", "yup", "right", "sure"),
+    )
 )
 _WORD = re.compile(r"[a-z']+")
 

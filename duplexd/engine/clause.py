@@ -1,7 +1,7 @@
 """Cuts a reply that is still being written into clauses that can be spoken on their own.
 
-1. A clause ends after punctuation that a space follows; the first clause of a reply does not wait for the space, because
-   somebody is waiting for it.
+1. A clause ends after punctuation that a space follows; the first clause of a reply does not wait for the space,
+   because somebody is waiting for it.
 2. A clause never exceeds `words_max` words or `chars_max` characters: it is the unit in which speech runs ahead.
 3. A comma needs `words_min` words before it, so that "Well," is not spoken alone.
 """
@@ -69,9 +69,7 @@ class ClauseSplitter:
 
     def _boundary(self) -> int | None:
         """Where the next clause ends, or None while that is not known."""
-        words = 0
-        for word in _WORD.finditer(self.text, self._start):
-            words += 1
+        for words, word in enumerate(_WORD.finditer(self.text, self._start), start=1):
             complete = word.end() < len(self.text)
             if self._closes(word.group(), words) and (complete or self._may_hurry(word.group())):
                 return word.end()

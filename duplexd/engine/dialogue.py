@@ -1,10 +1,11 @@
 """What was said, as the tokens the thinker must hold; and the context that holds them.
 
-1. `Dialogue` is the truth: heard words only. `Context` follows it: whatever of its keys still fits is kept, the rest is cut.
-2. A context is a block table over arena pages; the core decides every append and every cut, so that it can name the fence
-   behind which a page becomes free.
-3. Words spoken over a reply go to a branch forked at the last heard token (DESIGN §6): `advance` makes the branch the trunk,
-   `resume` drops it.
+1. `Dialogue` is the truth: heard words only. `Context` follows it: whatever of its keys still fits is kept, the rest
+   is cut.
+2. A context is a block table over arena pages; the core decides every append and every cut, so that it can name the
+   fence behind which a page becomes free.
+3. Words spoken over a reply go to a branch forked at the last heard token (DESIGN §6): `advance` makes the branch the
+   trunk, `resume` drops it.
 """
 
 from __future__ import annotations
@@ -147,7 +148,9 @@ class Context:
         return len(self.want) - len(self.ids)
 
     def launch(self, work: WorkId, *, steps: int, feed_max: int) -> Feed:
-        """Append the next tokens (and room for `steps` decoded ones). Raises ArenaFull and changes nothing when short."""
+        """Append the next tokens (and room for `steps` decoded ones). Raises ArenaFull and changes nothing when
+        short.
+        """
         feed = tuple(self.want[len(self.ids) : len(self.ids) + feed_max])
         steps = steps if len(self.ids) + len(feed) == len(self.want) else 0
         room = max(0, steps - 1)

@@ -1,6 +1,7 @@
 """One session: a person and a character on one timeline. Facts come in, orders and news go out, work is offered.
 
-1. The session never waits: what it wants next is computed from its state (`wanted`), what it needs to know is in its state.
+1. The session never waits: what it wants next is computed from its state (`wanted`), what it needs to know is in its
+   state.
 2. An epoch check stands at every door: what comes back from a stage, what is handed to the next, what is published.
 3. While a voice over the reply is being judged (a `Contest`), generation is gated and the person's words grow a branch.
 4. Every list here has a bound: latents by the arena, chunks by the lookahead, exchanges by the context.
@@ -27,7 +28,6 @@ from duplexd.errors import ArenaFull
 from duplexd.ids import ChunkId, ConditionVersion, FenceId, ResponseId, SessionId, TurnId, WorkId
 from duplexd.media.endpoint import Ask, End, EndpointRule, Judged
 from duplexd.memory.classes import CacheClass
-from duplexd.memory.ledger import Lease
 from duplexd.messages import (
     AdvanceEpoch,
     CursorReported,
@@ -67,7 +67,7 @@ from duplexd.streams.stage import (
     ThinkJob,
     ThinkResult,
 )
-from duplexd.units import NANOS_PER_MS, Nanos, Span, Ticks, samples_from_ticks, ticks_from_ms
+from duplexd.units import NANOS_PER_MS, Nanos, Span, Ticks, samples_from_ticks
 
 HOLD_ANSWER_MAX = Nanos(150 * NANOS_PER_MS)  #: how long a cut waits for the page's own position (DESIGN §5 rule 13)
 VOICE_THRESHOLD = 0.5
@@ -297,7 +297,7 @@ class Session:
         flight = self._flights.pop(fact.work)
         self._busy[flight.role] -= 1
         self._stores.fence_passed(FenceId(fact.work))
-        result = fact.results[0] if flight.role is not Role.COPY else None
+        result: Any = fact.results[0]
         if isinstance(result, Failed):
             self._failed(fact.work, flight, result.reason, now)
         elif flight.role is Role.COPY:
@@ -385,6 +385,8 @@ class Session:
             utterance.judged.append(Judged(asked, result.probability))
 
     def _thought(self, work: WorkId, flight: Flight, result: ThinkResult, now: Nanos) -> None:
+        context: Context
+        reply: Reply | None
         context, reply = flight.detail
         stale = flight.epoch != self.timeline.epoch or reply is None or reply is not self.reply
         context.land(work, () if stale else result.tokens)
@@ -403,8 +405,9 @@ class Session:
         self._complete_if_over(now)
 
     def _talked(self, flight: Flight, result: TalkResult, now: Nanos) -> None:
-        reply, lease, clause = flight.detail
-        if flight.epoch != self.timeline.epoch or reply is not self.reply:
+        reply: Reply | None = flight.detail[0]
+        _, lease, clause = flight.detail
+        if flight.epoch != self.timeline.epoch or reply is None or reply is not self.reply:
             self._stores.discard(lease)
             return
         first = len(reply.words)
@@ -578,7 +581,8 @@ class Session:
         )
 
     def _end_reply(self, reply: Reply, heard: int, *, words: str = "") -> None:
-        """Common end of a reply: its latents go behind the work that still reads them, the dialogue keeps what was heard.
+        """Common end of a reply: its latents go behind the work that still reads them, the dialogue keeps what was
+        heard.
 
         `words` are what the person has said since; the keys a branch already holds for them are kept.
         """
@@ -627,8 +631,8 @@ class Session:
         return VoiceView(
             source=contest.source,
             elapsed=Ticks(utterance.input_end - contest.onset),
-            voiced=utterance.voiced_ticks,
-            echo=utterance.echo_ticks,
+            voiced=Ticks(utterance.voiced_ticks),
+            echo=Ticks(utterance.echo_ticks),
             silence=utterance.silence,
             text=utterance.text,
             transcribed=utterance.complete,
@@ -679,7 +683,9 @@ class Session:
         return utterance.text
 
     def _advance_here(self, now: Nanos) -> None:
-        """An interruption by something that is no voice, such as typed words: the cut is where the ear is known to be."""
+        """An interruption by something that is no voice, such as typed words: the cut is where the ear is known to
+        be.
+        """
         if self.contest is None:
             self.contest = Contest(
                 source="stop",
@@ -696,7 +702,8 @@ class Session:
     def _advance(self, now: Nanos) -> None:
         """The interruption is true: everything heard stays, everything else goes (DESIGN §5 rule 4)."""
         contest, reply = self.contest, self.reply
-        assert contest is not None and reply is not None
+        assert contest is not None
+        assert reply is not None
         at = Ticks(min(contest.position, self.timeline.published))
         heard = self._words_heard(contest)
         ambiguous = reply.ambiguous(at, contest.bound)
@@ -778,9 +785,12 @@ class Session:
         if self._turn_may_end():
             self._end_turn(now)
         reply = self.reply
-        if reply is not None and self.response_deadline and reply.published_at == 0:
-            if now >= reply.ended_at + self.response_deadline:
-                self._fail_reply("no sound within the response deadline", now)
+        if reply is not None and self._too_late(reply, now):
+            self._fail_reply("no sound within the response deadline", now)
+
+    def _too_late(self, reply: Reply, now: Nanos) -> bool:
+        deadline = self.response_deadline
+        return deadline > 0 and reply.published_at == 0 and now >= reply.accepted_at + deadline
 
     def timer(self, now: Nanos) -> Nanos | None:
         """When this session wants to be looked at again without an event."""
@@ -790,7 +800,7 @@ class Session:
         reply = self.reply
         if reply is not None and not self._gated:
             if self.response_deadline and reply.published_at == 0:
-                times.append(Nanos(reply.ended_at + self.response_deadline))
+                times.append(Nanos(reply.accepted_at + self.response_deadline))
             at = self._next_chunk_at(reply, now)
             if at is not None and at > now:
                 times.append(at)
@@ -873,7 +883,9 @@ class Session:
         return None
 
     def _upstream_ahead(self, reply: Reply, now: Nanos) -> bool:
-        """Upstream stages have the same budget in playback seconds, from one worst-case unit ahead (DESIGN §5 rule 1)."""
+        """Upstream stages have the same budget in playback seconds, from one worst-case unit ahead (DESIGN §5 rule
+        1).
+        """
         ahead = reply.talked_until + len(reply.to_talk) * self._plan.clause_max - self.timeline.playback(now)
         return ahead > self._budget(reply)
 

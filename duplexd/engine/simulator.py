@@ -1,7 +1,7 @@
 """The simulated world: virtual time, lanes that cost what their models say, listeners with a network between.
 
-1. Same seed, same trace: time jumps from event to event, ties are broken by a serial number, and the only randomness is the
-   one generator handed in.
+1. Same seed, same trace: time jumps from event to event, ties are broken by a serial number, and the only randomness
+   is the one generator handed in.
 2. Stages really run (on the word clock they cost nothing), at the *end* of their virtual time: as late as they may.
 3. A `SimListener` is the front end's own `Line` behind a simulated network, loudspeaker and microphone. What it really
    heard is recorded sample by sample: that is the truth every history is compared with.
@@ -189,9 +189,7 @@ def _units(launch: Launch) -> int:
 class SimListener:
     """A person: a microphone that can be made to speak, a loudspeaker whose sound is recorded, a page that reports."""
 
-    def __init__(
-        self, world: SimWorld, session: SessionId, *, rate: int, network: SimNetwork, barge_in: bool
-    ) -> None:
+    def __init__(self, world: SimWorld, session: SessionId, *, rate: int, network: SimNetwork, barge_in: bool) -> None:
         self.session = session
         self.network = network
         self.connected = False

@@ -75,7 +75,9 @@ class Timeline:
         return Ticks(self.generation - self.playback(now))
 
     def budget(self, chunk: Ticks) -> Ticks:
-        """How far generation may run ahead: chunk + client buffer + P99 age of reports, within 0.3-1.5 s (DESIGN §5.1)."""
+        """How far generation may run ahead: chunk + client buffer + P99 age of reports, within 0.3-1.5 s (DESIGN
+        §5.1).
+        """
         ages = sorted(self._ages)
         age = ticks_from_nanos(ages[min(len(ages) - 1, len(ages) * 99 // 100)]) if ages else ticks_from_ms(200)
         return Ticks(min(BUDGET_MAX, max(BUDGET_MIN, chunk + self.buffer + age)))

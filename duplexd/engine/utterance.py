@@ -1,7 +1,7 @@
 """What the person is saying: which stretch of audio the ears re-encode, which words are stable, when the turn may end.
 
-1. The ears re-encode a growing window that never exceeds `listen_max`; earlier speech is frozen as text at a pause, so a
-   partial costs after a minute what it did after eight seconds (DESIGN §5 rule 7).
+1. The ears re-encode a growing window that never exceeds `listen_max`; earlier speech is frozen as text at a pause,
+   so a partial costs after a minute what it did after eight seconds (DESIGN §5 rule 7).
 2. A word is stable when two consecutive partials of one window agree on it and it is not the last (§5 rule 17).
 3. The silence clock starts at the last voiced block and is reset by voice.
 4. Positions are ticks of the input timeline.
@@ -13,6 +13,7 @@ from enum import Enum
 
 import msgspec
 
+from duplexd.media.endpoint import Judged
 from duplexd.units import Nanos, Span, Ticks, ticks_from_ms
 
 PREFIX = ticks_from_ms(320)  #: audio before the onset that belongs to the first word
@@ -49,7 +50,7 @@ class Utterance:
         self.echo_ticks = 0
         self.heard_until = start  #: end of the newest encoded window
         self.input_end = onset
-        self.judged: list[tuple[Ticks, float]] = []  #: (silence when asked, probability) since the last voice
+        self.judged: list[Judged] = []  #: answers of the judge since the last voice
         self.judging: Ticks | None = None  #: silence at which the running judgement was asked
         self.listening: ListenWindow | None = None
         self._pauses: list[Ticks] = []

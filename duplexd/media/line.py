@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplexd.ids import Epoch, ResponseId, SessionId, TurnId
+from duplexd.media.echo import EchoReference
+from duplexd.media.framer import RATE as INPUT_RATE
 from duplexd.media.framer import AudioBlock, Framer
 from duplexd.media.playout import FRAME, Pcm, Place, Playout
 from duplexd.media.vad import Started, Stopped, VoiceGate
@@ -44,6 +46,7 @@ from duplexd.units import (
     Ticks,
     ms_from_nanos,
     ms_from_ticks,
+    samples_from_ticks,
     ticks_from_ms,
     ticks_from_nanos,
 )
@@ -116,14 +119,6 @@ class Detector(Protocol):
     def probability(self, block: NDArray[np.float32]) -> float: ...
 
 
-class EchoJudge(Protocol):
-    """Whether the microphone is explained by what the character played."""
-
-    def play(self, pcm: Pcm, at: Nanos) -> None: ...
-
-    def share(self, block: NDArray[np.int16], at: Nanos) -> float: ...
-
-
 class Line:
     """One session's ears and mouth in the front end."""
 
@@ -133,7 +128,7 @@ class Line:
         session: SessionId,
         rate: int,
         detector: Detector,
-        echo: EchoJudge | None,
+        echo: EchoReference | None,
         allow_barge_in: bool,
         pts_at: Callable[[Nanos], int],
         gate: VoiceGate | None = None,
@@ -185,8 +180,9 @@ class Line:
 
     def _take_blocks(self, blocks: list[AudioBlock], now: Nanos) -> None:
         for block in blocks:
-            voice = 0.0 if block.gap else self._detector.probability(block.pcm.astype(np.float32) / 32768.0)
-            echo = self._echo.share(block.pcm, now) if self._echo is not None else 0.0
+            pcm = block.pcm.astype(np.float32) / 32768.0
+            voice = 0.0 if block.gap else self._detector.probability(pcm)
+            echo = self._echo.hear(pcm, block.start).share if self._echo is not None else 0.0
             # The voice decides first: when the block that made it a fact reaches the engine, the utterance is open.
             self._hear(self._gate.push(voice, block.span, echo=echo, gap=block.gap), now)
             self._out.append(Block(block.pcm, block.span, now, voice, echo, block.gap))
@@ -204,13 +200,7 @@ class Line:
 
     def _may_hold(self, now: Nanos) -> bool:
         warm = self._first_sound_at is not None and now - self._first_sound_at >= self._echo_warmup
-        return (
-            self.allow_barge_in
-            and self.hold is None
-            and warm
-            and now >= self._rest_until
-            and self.audible(now)
-        )
+        return self.allow_barge_in and self.hold is None and warm and now >= self._rest_until and self.audible(now)
 
     # The page ------------------------------------------------------------------------------------------------------
 
@@ -336,13 +326,18 @@ class Line:
         """The frame at `pts`: content or silence."""
         frame = self.playout.pull(pts)
         self.next_pts = pts + FRAME
-        if self._echo is not None:
-            self._echo.play(frame, now)
+        if self._echo is not None and frame.any():
+            self._echo.play(_at_input_rate(frame, self.playout.rate), self._input_index(now))
         if self._latency is not None and self._sent_at == 0 and not self.playout.held and frame.any():
             self._sent_at = now
         if self._first_sound_at is None and frame.any():
             self._first_sound_at = now
         return frame
+
+    def _input_index(self, now: Nanos) -> int:
+        """Sample of the person's audio that arrives now. What is sent now comes back a round trip later."""
+        since, position = self._input_at
+        return samples_from_ticks(position + ticks_from_nanos(max(0, now - since)), INPUT_RATE)
 
     def tick(self, now: Nanos) -> None:
         """Deadlines: a hold nobody decided, reports that stay away, a microphone that fell silent."""
@@ -439,8 +434,13 @@ class Line:
         self._out.append(LatencyReady(news.turn, news.response, tuple(parts)))
 
 
+def _at_input_rate(pcm: Pcm, rate: int) -> NDArray[np.float32]:
+    """The frame at 16 kHz, float32: good enough to compare loudness by band."""
+    count = len(pcm) * INPUT_RATE // rate
+    at = np.arange(count) * (rate / INPUT_RATE)
+    return np.asarray(np.interp(at, np.arange(len(pcm)), pcm) / 32768.0, dtype=np.float32)
+
+
 def _bound(place: Place | None, bound: Ticks) -> Ticks:
     """Once silence has been heard for longer than the error, everything before it certainly was."""
     return Ticks(0) if place is not None and place.past > bound else bound
-
-

@@ -24,7 +24,7 @@ class Dialect(Protocol):
     """Tokens of a conversation: the template of a thinker, as pure functions of text.
 
     A conversation is `anchor (open_user words close_user_open_reply reply close_reply)*`. Words are given piecewise as
-    they become stable: `words("a b", first=True) + words(" c", first=False)` is what `words("a b c", first=True)` gives.
+    they become stable: the ids of "a b" followed by those of "c" (not first) are the ids of "a b c".
     """
 
     stop: tuple[int, ...]

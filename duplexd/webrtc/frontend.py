@@ -22,13 +22,13 @@ from duplexd import clock
 from duplexd.config import Config
 from duplexd.errors import SessionRefused
 from duplexd.ids import SessionId
+from duplexd.media.echo import EchoReference
 from duplexd.media.energy import EnergyDetector
 from duplexd.media.line import (
     BIAS,
     Block,
     Detector,
     EarReport,
-    EchoJudge,
     FlushOrder,
     HoldOrder,
     LatencyReady,
@@ -232,12 +232,12 @@ class Visit:
                 case Block():
                     self._send_block(item)
                 case HoldOrder():
-                    self.order(lambda i, o=item: wire.Hold(i, o.hold, o.epoch))
+                    self.order(wire.Hold(self._next_order(), item.hold, item.epoch))
                     self.tell(wire.State("held"))
                 case ResumeOrder():
-                    self.order(lambda i, o=item: wire.Resume(i, o.hold, o.epoch, self._rtp(o.pts)))
+                    self.order(wire.Resume(self._next_order(), item.hold, item.epoch, self._rtp(item.pts)))
                 case FlushOrder():
-                    self.order(lambda i, o=item: wire.Flush(i, o.hold, o.epoch, self._rtp(o.pts)))
+                    self.order(wire.Flush(self._next_order(), item.hold, item.epoch, self._rtp(item.pts)))
                 case LatencyReady():
                     total = sum(ms for _, ms in item.parts)
                     self.tell(wire.Latency(item.turn, item.response, item.parts, round(total, 1)))
@@ -255,9 +255,12 @@ class Visit:
             MediaArrived(self.session, slot, block.span, block.captured_at, block.voice, block.echo, block.gap)
         )
 
-    def order(self, make: Callable[[int], wire.ToPage]) -> None:
+    def _next_order(self) -> int:
         self._order_id += 1
-        text = wire.encode(make(self._order_id))
+        return self._order_id
+
+    def order(self, order: wire.ToPage) -> None:
+        text = wire.encode(order)
         self._send(wire.FAST_CHANNEL, text)
         for delay in REPEATS_S:
             self._later(delay, lambda: self._send(wire.FAST_CHANNEL, text))
@@ -432,7 +435,8 @@ class Frontend:
             raise Refused(
                 503,
                 "busy",
-                f"all {self.config.sessions_max} sessions are taken; try again when one has ended, or raise sessions_max",
+                f"all {self.config.sessions_max} sessions are taken; "
+                "try again when one has ended, or raise sessions_max",
             )
 
     def _line(self, session: SessionId) -> Line:
@@ -464,8 +468,9 @@ class Frontend:
             self._networks[name] = VoiceDetector.load(weights.path("silero-vad"))
         return VoiceDetector(self._networks[name])
 
-    def _echo(self, name: str) -> EchoJudge | None:
-        return None
+    def _echo(self, name: str) -> EchoReference | None:
+        """The word clock takes any sound for voice, tones most of all: only speech can be told from its echo."""
+        return EchoReference() if name == "silero" else None
 
     def _peer_config(self) -> PeerConfig:
         return PeerConfig(

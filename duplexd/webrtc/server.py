@@ -38,8 +38,9 @@ HEADERS = {
     "Cache-Control": "no-cache",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'self'; media-src 'self' blob: mediastream:; style-src 'self' 'unsafe-inline'; "
-    "worker-src 'self' blob:; script-src 'self' blob:; img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'self'; media-src 'self' blob: mediastream:; img-src 'self' data:; "
+    "style-src 'self' 'unsafe-inline'; script-src 'self' blob:; worker-src 'self' blob:; connect-src 'self'; "
+    "frame-ancestors 'none'",
 }
 
 log = logging.getLogger("duplexd.server")

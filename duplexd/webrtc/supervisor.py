@@ -2,7 +2,8 @@
 
 1. End of file on the channel is the death of the engine, however it died; its sessions end with a typed reason.
 2. The shared memory has no name: when both processes are gone, so is it.
-3. A restart waits a little longer after every death (1 to 30 s), and sessions opened meanwhile are refused with the reason.
+3. A restart waits a little longer after every death (1 to 30 s), and sessions opened meanwhile are refused with the
+   reason.
 
     STARTING -> READY -> GONE -> STARTING
 """
@@ -20,7 +21,6 @@ from typing import Any
 
 import msgspec
 
-
 from duplexd.channel import Channel, MediaShape, SharedMedia
 from duplexd.config import Config
 from duplexd.errors import ChannelClosed, ChannelFull
@@ -32,8 +32,8 @@ OUT_SLOTS_PER_SESSION = 8
 BLOCK_SAMPLES = 512
 CHUNK_SAMPLES_MAX = 24_000
 RESTART_MIN_S, RESTART_MAX_S = 1.0, 30.0
-#: A loaded engine answers every message within milliseconds; one that says nothing for this long while media flows to it is
-#: wedged, and is killed so that its people get an answer.
+#: A loaded engine answers every message within milliseconds; one that says nothing for this long while media flows to
+#: it is wedged, and is killed so that its people get an answer.
 SILENT_MAX = Nanos(10 * NANOS_PER_SECOND)
 
 log = logging.getLogger("duplexd.supervisor")
@@ -154,7 +154,9 @@ class Supervisor:
             asyncio.get_running_loop().remove_writer(self._channel.fileno())
 
     def take_input_slot(self) -> int | None:
-        """A free input slot; None when the engine has not given any back: the block is lost, and counted by the caller."""
+        """A free input slot; None when the engine has not given any back: the block is lost, and counted by the
+        caller.
+        """
         return self._free_in.pop() if self._free_in else None
 
     def send_media(self, fact: MediaArrived) -> None:

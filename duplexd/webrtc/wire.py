@@ -1,9 +1,9 @@
 """What the page and the front end say to each other: JSON objects with a field `t`, on two data channels.
 
 1. Channel `duplexd` is reliable and ordered: words, states, settings, errors.
-2. Channel `duplexd-fast` is unordered and never retransmitted: position reports, voice hints, hold, resume, flush. A lost
-   packet on a reliable channel can cost a second (SCTP's minimum RTO), so each order of `duplexd-fast` carries an id, is
-   sent three times (at 0, 20 and 60 ms) and is acted on once.
+2. Channel `duplexd-fast` is unordered and never retransmitted: position reports, voice hints, hold, resume, flush. A
+   lost packet on a reliable channel can cost a second (SCTP's minimum RTO), so each order of `duplexd-fast` carries
+   an id, is sent three times (at 0, 20 and 60 ms) and is acted on once.
 3. Times the page measures are milliseconds of its own clock; RTP timestamps are u32 of the downlink audio (48 kHz).
 4. Positions on the session's timeline are ticks (1/48000 s) in whole numbers. Epochs only grow.
 5. An unknown field or type gets an `error` with the reason; the session goes on.
@@ -38,7 +38,9 @@ class Pos(FromPage, frozen=True, tag="pos"):
 
 
 class Voice(FromPage, frozen=True, tag="voice"):
-    """The page's own voice detector. `on` with `muted`: the element is muted already and the position is what was heard."""
+    """The page's own voice detector. `on` with `muted`: the element is muted already and the position is what was
+    heard.
+    """
 
     on: bool
     id: int  #: counts voice hints of this page; repeats of one id are one hint
@@ -115,7 +117,9 @@ class Hold(ToPage, frozen=True, tag="hold"):
 
 
 class Resume(ToPage, frozen=True, tag="resume"):
-    """A false alarm: unmute when the downlink's RTP timestamp reaches `rtp` (from there on the muted part is sent again)."""
+    """A false alarm: unmute when the downlink's RTP timestamp reaches `rtp` (from there on the muted part is sent
+    again).
+    """
 
     id: int
     hold: int

@@ -41,12 +41,17 @@ BURST_LEVEL = 10 ** (-40 / 20)
 
 
 class ClockStage:
+    """Common to all: the spec and the arena."""
+
     def __init__(self, spec: StageSpec) -> None:
         self.spec = spec
         self._arena: Arena | None = None
 
     def load(self, arena: Any) -> None:
         self._arena = arena
+
+    def run(self, jobs: Sequence[Any], media: Any) -> list[Any]:
+        raise NotImplementedError
 
     @property
     def arena(self) -> Arena:
