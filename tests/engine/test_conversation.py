@@ -1,0 +1,371 @@
+"""Whole conversations in virtual time, on the core that serves people, compared with what the person really heard."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from random import Random
+
+import pytest
+
+from duplexd.engine.simulator import SimNetwork
+from duplexd.engine.work import Launch
+from duplexd.ids import SessionId
+from duplexd.messages import (
+    AdmitSession,
+    AdvanceEpoch,
+    HistoryChanged,
+    InputRefusal,
+    ImageArrived,
+    Progress,
+    PublishChunk,
+    RefuseSession,
+    ResponseState,
+    ResumePlayback,
+    UserWords,
+)
+from duplexd.units import Nanos, ms_from_ticks
+from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
+
+
+def test_a_typed_turn_is_answered_and_remembered_whole() -> None:
+    """Every word of the reply is spoken, heard and in the history, byte for byte (field case T-BI-04)."""
+    simulation = Simulation(until_ms=8000)
+    listener = simulation.connect()
+    listener.type("say 9", at=ms(300), key="a")
+    simulation.run()
+
+    assert [0, 1, 2, 3, 4, 5, 6, 7, 8] == heard_words(listener)
+    assert "0-0 0-1 0-2 0-3, 0-4 0-5 0-6 0-7, 0-8." == simulation.history()[1].text
+    assert {1: [ResponseState.COMPLETED]} == simulation.final_states()
+
+
+def test_a_spoken_turn_is_answered() -> None:
+    """Sound, then silence: the turn ends by silence alone, because the word clock has no judge."""
+    simulation = Simulation(until_ms=9000)
+    listener = simulation.connect()
+    listener.say(beep(600), at=ms(500))
+    simulation.run()
+
+    assert list(range(12)) == heard_words(listener)
+    assert ["sound"] == [n.text for n in simulation.news(UserWords) if n.final]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_history_is_what_was_heard_at_random_interruptions(seed: int) -> None:
+    """Twenty interruptions at random moments: remembered == heard, but for words inside the cursor's error (T-BI-01)."""
+    rng = Random(seed)
+    simulation = Simulation(seed=seed, until_ms=12_000)
+    listener = simulation.connect(network=SimNetwork(delay=ms(rng.uniform(1, 60)), buffer=ms(rng.uniform(40, 200))))
+    listener.type("say 12", at=ms(300), key="a")
+    listener.say(beep(700), at=ms(rng.uniform(900, 4000)))
+    simulation.run()
+
+    first = simulation.history()[1]
+    heard = [word for word in heard_words(listener) if word < 32]
+    remembered = [word for word in history_words(simulation) if word < 32]
+
+    assert remembered == list(range(first.words))
+    assert heard[: len(remembered)] == remembered
+    assert set(heard) - set(remembered) <= set(first.ambiguous)
+
+
+def test_nothing_of_an_old_epoch_is_published_after_it_ended() -> None:
+    """Ten stops at random moments: no chunk carries an epoch older than the newest announced one (DESIGN §5 rule 2)."""
+    simulation = Simulation(until_ms=30_000)
+    listener = simulation.connect()
+    rng = Random(7)
+    for turn in range(10):
+        listener.type("say 20", at=ms(500 + 2500 * turn), key=f"t{turn}")
+        listener.stop(at=ms(500 + 2500 * turn + rng.uniform(5, 2000)), stop_id=turn + 1)
+    simulation.run()
+
+    epoch = 0
+    for _, news in simulation.world.news:
+        if isinstance(news, AdvanceEpoch):
+            assert news.epoch == epoch + 1
+            epoch = news.epoch
+        elif isinstance(news, PublishChunk):
+            assert news.epoch == epoch
+    assert epoch == 10
+
+
+def test_a_stop_before_the_first_sound_leaves_no_reply() -> None:
+    """The person stops before anything was heard: the reply never existed (T-BI-14), and the turn stays open."""
+    simulation = Simulation(until_ms=3000)
+    listener = simulation.connect()
+    listener.type("say 9", at=ms(300), key="a")
+    listener.stop(at=ms(310), stop_id=1)
+    simulation.run()
+
+    dialogue = simulation.core.sessions[SessionId(1)].dialogue
+    assert [] == heard_words(listener)
+    assert [] == dialogue.exchanges
+    assert "say 9" == dialogue.user
+
+
+def test_a_turn_that_ended_too_early_is_merged_with_what_follows() -> None:
+    """The person pauses, the turn ends, the person goes on before a word was heard: one turn, not two (T-VAD-10)."""
+    simulation = Simulation(until_ms=9000)
+    listener = simulation.connect(network=SimNetwork(delay=ms(5), buffer=ms(150)))
+    listener.say(beep(500), at=ms(500))
+    listener.say(beep(500), at=ms(500 + 500 + 750))  # The turn ends 700 ms after the first part.
+    simulation.run()
+
+    exchanges = simulation.core.sessions[SessionId(1)].dialogue.exchanges
+    assert ["sound sound"] == [e.user for e in exchanges]
+    assert {1: [ResponseState.CANCELLED], 2: [ResponseState.COMPLETED]} == simulation.final_states()
+
+
+def test_a_click_over_the_reply_resumes_where_it_was() -> None:
+    """A short sound freezes playout; when it turns out to be nothing, the reply goes on and every word is heard."""
+    simulation = Simulation(until_ms=9000)
+    listener = simulation.connect()
+    listener.type("say 9", at=ms(300), key="a")
+    listener.say(beep(130), at=ms(1500))
+    simulation.run()
+
+    assert [] == simulation.news(AdvanceEpoch)
+    assert 1 == len(simulation.news(ResumePlayback))
+    assert list(range(9)) == heard_words(listener)
+    assert 9 == simulation.history()[1].words
+
+
+def test_barge_in_can_be_switched_off() -> None:
+    """Without barge-in the reply plays to its end, and what the person said is answered afterwards, once (T-BI-29)."""
+    simulation = Simulation(until_ms=16_000)
+    listener = simulation.connect(barge_in=False)
+    listener.type("say 6", at=ms(300), key="a")
+    listener.say(beep(600), at=ms(1000))
+    simulation.run()
+
+    assert [] == simulation.news(AdvanceEpoch)
+    assert {1: [ResponseState.COMPLETED], 2: [ResponseState.COMPLETED]} == simulation.final_states()
+    assert ["say 6", "sound"] == [e.user for e in simulation.core.sessions[SessionId(1)].dialogue.exchanges]
+
+
+def test_generation_stays_inside_the_lookahead_budget() -> None:
+    """generation - playback <= budget, at every report (DESIGN §5 rule 1)."""
+    simulation = Simulation(until_ms=10_000)
+    listener = simulation.connect()
+    listener.type("say 20", at=ms(300), key="a")
+    simulation.run()
+
+    ahead = [(p.generation - p.playback, p.budget) for p in simulation.news(Progress)]
+    assert ahead
+    # The budget of the next, possibly shorter chunk is shown; the ramp grows by 80 ms at most.
+    assert all(lead <= budget + 80 * 48 for lead, budget in ahead)
+    assert max(ms_from_ticks(lead) for lead, _ in ahead) > 100
+
+
+def test_a_page_that_reports_nothing_is_paced_by_a_conservative_clock() -> None:
+    """No reports: playback is assumed, the history says so, and the reply still ends (T-BI-25)."""
+    simulation = Simulation(until_ms=12_000)
+    listener = simulation.connect()
+    listener.reports = False
+    listener.type("say 9", at=ms(300), key="a")
+    simulation.run()
+
+    assert list(range(9)) == heard_words(listener)
+    assert simulation.history()[1].estimated
+    assert {1: [ResponseState.COMPLETED]} == simulation.final_states()
+
+
+def test_a_listener_who_hears_nothing_throttles_the_thinker() -> None:
+    """Blocked sound: the cursor stands, and generation stops within its budget instead of running to the end."""
+    simulation = Simulation(until_ms=12_000)
+    listener = simulation.connect()
+    listener.line.silent = True
+    listener.reports = False
+    listener.type("say 20", at=ms(300), key="a")
+    simulation.run()
+
+    published = sum(ms_from_ticks(n.span.length) for n in simulation.news(PublishChunk))
+    assert 0 < published <= 1500
+    assert len(simulation.words()[1]) < 20
+
+
+def test_reports_from_the_past_the_future_and_other_epochs_change_nothing() -> None:
+    """Late, decreasing, foreign and impossible reports are counted, never raised (DESIGN §5 rule 13)."""
+    simulation = Simulation(until_ms=8000)
+    listener = simulation.connect(network=SimNetwork(report_loss=0.3))
+    listener.type("say 9", at=ms(300), key="a")
+    for index, (epoch, position) in enumerate([(0, 10), (7, 48_000), (0, 10**9), (0, 0)]):
+        simulation.world.at(ms(1500 + 10 * index), lambda e=epoch, p=position: report(simulation, e, p))
+    simulation.run()
+
+    assert list(range(9)) == heard_words(listener)
+    assert 9 == simulation.history()[1].words
+    assert simulation.core.sessions[SessionId(1)].timeline.reports_ignored >= 3
+
+
+def report(simulation: Simulation, epoch: int, position: int) -> object:
+    from duplexd.ids import Epoch
+    from duplexd.messages import Cursor, CursorReported
+    from duplexd.units import Ticks
+
+    cursor = Cursor(Epoch(epoch), Ticks(position), Nanos(simulation.world.now() - 1))
+    return CursorReported(SessionId(1), cursor, Ticks(0), Ticks(0), Nanos(0), Ticks(0), False)
+
+
+def test_a_failing_stage_ends_its_reply_and_nothing_else() -> None:
+    """The third chunk of session 1 fails: its reply ends as failed, it answers again, session 2 hears every word."""
+    renders = {"count": 0}
+
+    def fails(launch: Launch) -> str:
+        if launch.stage == "render" and launch.jobs[0].session == 1:
+            renders["count"] += 1
+            return "made to fail" if renders["count"] == 3 else ""
+        return ""
+
+    simulation = Simulation(until_ms=12_000, fails=fails)
+    first, second = simulation.connect(1), simulation.connect(2)
+    for listener in (first, second):
+        listener.type("say 9", at=ms(300), key="a")
+    first.type("say 4", at=ms(5000), key="b")
+    simulation.run()
+
+    assert [ResponseState.FAILED] == simulation.final_states()[1]
+    assert [ResponseState.COMPLETED] == simulation.final_states()[2]
+    assert list(range(9)) == heard_words(second)
+
+
+def test_an_image_is_refused_with_the_reason() -> None:
+    simulation = Simulation(until_ms=1000)
+    simulation.connect()
+    simulation.world.at(ms(300), lambda: ImageArrived(SessionId(1), "img", 1000))
+    simulation.run()
+
+    (refusal,) = simulation.news(InputRefusal)
+    assert "modality_unsupported" == refusal.code
+    assert "does not read images" in refusal.reason
+
+
+def test_admission_refuses_the_session_that_does_not_fit_and_says_why() -> None:
+    simulation = Simulation(until_ms=1000, sessions_max=2)
+    for session in (1, 2, 3):
+        simulation.connect(session, at_ms=50 + session)
+    simulation.run()
+
+    assert 1 == len(simulation.news(AdmitSession, 1)) == len(simulation.news(AdmitSession, 2))
+    (refusal,) = simulation.news(RefuseSession, 3)
+    assert "2 of 2 sessions are open" in refusal.reason
+
+
+def test_closing_in_the_middle_gives_everything_back() -> None:
+    """Sessions leave while every stage may be at work: slots, pages and output slots return to the baseline."""
+    simulation = Simulation(until_ms=20_000, sessions_max=4)
+    before = simulation.core.metrics().values
+    for session in range(1, 9):
+        listener = simulation.connect(session, at_ms=2000 * session)
+        listener.type("say 20", at=ms(2000 * session + 100), key="a")
+        listener.say(beep(400), at=ms(2000 * session + 700))
+        simulation.world.at(ms(2000 * session + 40 + 210 * session), listener.leave)
+    simulation.run()
+
+    after = simulation.core.metrics().values
+    held = ("out_slots_free", "pages_retiring", "latents_held", "ingest_held", "sessions", "closing_sessions")
+    assert {k: after[k] for k in held} == {k: before[k] if k != "out_slots_free" else 32.0 for k in held}
+    assert after["pages_free"] == simulation.core.stores.pages.spec.count - 1  # the anchor's page
+
+
+def test_sequence_numbers_are_contiguous_and_every_response_ends_once() -> None:
+    """DESIGN §5 rule 12, over a conversation with interruptions."""
+    simulation = Simulation(until_ms=25_000)
+    listener = simulation.connect()
+    for turn in range(6):
+        listener.type("say 8", at=ms(400 + 3500 * turn), key=f"t{turn}")
+        if turn % 2:
+            listener.say(beep(600), at=ms(400 + 3500 * turn + 900))
+    simulation.run()
+
+    sequences = [n.sequence for _, n in simulation.world.news if getattr(n, "sequence", 0)]
+    assert list(range(1, len(sequences) + 1)) == sequences
+    for response, ends in simulation.final_states().items():
+        assert 1 == len(ends), response
+
+
+def test_a_repeated_message_is_said_once() -> None:
+    simulation = Simulation(until_ms=9000)
+    listener = simulation.connect()
+    listener.type("say 4", at=ms(300), key="same")
+    listener.type("say 4", at=ms(4000), key="same")
+    simulation.run()
+
+    assert [0, 1, 2, 3] == heard_words(listener)
+
+
+def test_a_long_session_stays_bounded() -> None:
+    """Sixty turns: the context slides, positions and pages do not grow (DESIGN §5 rule 6)."""
+    simulation = Simulation(until_ms=200_000)
+    listener = simulation.connect()
+    for turn in range(60):
+        listener.type("say 8 " + "word " * 12, at=ms(300 + 3200 * turn), key=f"t{turn}")
+    simulation.run()
+
+    session = simulation.core.sessions[SessionId(1)]
+    assert len(session.context.ids) <= simulation.plan.context_tokens_max
+    assert simulation.core.monitor["exchanges_slid"] > 0
+    assert 60 == simulation.core.monitor["responses_completed"]
+
+
+def test_four_people_at_once_hear_only_their_own_words() -> None:
+    """Overlapping turns of four sessions, some interrupted (T-ISO-01): each hears its own reply, in order."""
+    simulation = Simulation(until_ms=15_000)
+    listeners = [simulation.connect(session) for session in (1, 2, 3, 4)]
+    for index, listener in enumerate(listeners):
+        listener.type(f"say {6 + index}", at=ms(300 + 90 * index), key="a")
+    listeners[2].say(beep(700), at=ms(1500))
+    simulation.run()
+
+    for index in (0, 1, 3):
+        assert list(range(6 + index)) == heard_words(listeners[index])
+    heard = simulation.history(3)[1]
+    assert [w for w in heard_words(listeners[2]) if w < 32][: heard.words] == list(range(heard.words))
+
+
+def digest(seed: int) -> str:
+    simulation = Simulation(seed=seed, until_ms=9000)
+    listener = simulation.connect(network=SimNetwork(report_loss=0.2))
+    listener.type("say 12", at=ms(300), key="a")
+    listener.say(beep(700), at=ms(1700))
+    simulation.run()
+    return hashlib.sha256(repr(simulation.world.news).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "4711"])
+def test_same_seed_same_trace_on_any_hash_seed(hash_seed: str) -> None:
+    code = "from tests.engine.test_conversation import digest; print(digest(5))"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONHASHSEED": hash_seed, "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert digest(5) == run.stdout.strip()
+
+
+def test_latency_parts_sum_to_the_total() -> None:
+    simulation = Simulation(until_ms=6000)
+    listener = simulation.connect()
+    listener.say(beep(400), at=ms(400))
+    simulation.run()
+
+    (latency,) = listener.latencies
+    names = [name for name, _ in latency.parts]
+    assert names[0] == "end_of_turn"
+    assert {"prefill", "first_word", "first_audio", "network", "jitter_buffer"} <= set(names)
+    assert dict(latency.parts)["end_of_turn"] >= 700
+
+
+def test_words_are_never_forgotten_while_they_are_heard() -> None:
+    """History only grows within a response."""
+    simulation = Simulation(until_ms=6000)
+    listener = simulation.connect()
+    listener.type("say 9", at=ms(300), key="a")
+    simulation.run()
+
+    counts = [n.words for n in simulation.news(HistoryChanged)]
+    assert sorted(counts) == counts
