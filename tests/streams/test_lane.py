@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -93,9 +93,21 @@ def test_every_lane_runs_in_order_and_reports_values_and_faults(kind: str) -> No
     assert fences.all_passed([FenceId(1), FenceId(2), FenceId(3)])
 
 
+class WatchedFences(Fences):
+    """Says when a lane has begun to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = threading.Event()
+
+    def wait(self, fences: Sequence[FenceId], *, unless: Callable[[], bool]) -> bool:
+        self.waiting.set()
+        return super().wait(fences, unless=unless)
+
+
 def test_work_waits_for_another_lane(opened: Callable[..., HostLane]) -> None:
-    """The reader is submitted first and its lane is idle; it still reads what the writer wrote."""
-    ends, fences, gate, written = Ends(), Fences(), threading.Event(), []
+    """The reader's lane is idle, and its thread has come to the read before the write is let go on."""
+    ends, fences, gate, written = Ends(), WatchedFences(), threading.Event(), []
     write, read = opened("write", fences, ends), opened("read", fences, ends)
 
     def slow_write() -> None:
@@ -104,6 +116,7 @@ def test_work_waits_for_another_lane(opened: Callable[..., HostLane]) -> None:
 
     fence = write.submit(slow_write)
     read.submit(lambda: list(written), waits=[fence])
+    assert fences.waiting.wait(10)
     assert not fences.passed(fence)
     gate.set()
 
