@@ -15,6 +15,9 @@ from duplexd.units import Ticks
 
 Pcm = npt.NDArray[np.int16]
 
+# A second thread waits for whoever else has the cores; these networks are too small to gain from one.
+torch.set_num_threads(1)
+
 WHO: dict[str, Any] = {
     "session": SessionId(7),
     "epoch": Epoch(0),

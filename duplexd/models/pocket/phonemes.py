@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ _LINK_TARGET = re.compile(r"\]\([^\s)]*\)?")
 _DOTS = re.compile(r"\.{2,}")
 _REPEATED = re.compile(r"([!?,;:—…])\1+")
 _WORD = re.compile(r"\S+")
+
+
+#: Part of a rewritten word: its index, and from where to where (0 to 1).
+Share = tuple[int, float, float]
 
 
 class WordPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -128,13 +132,13 @@ def _is_readable(character: str) -> bool:
     )
 
 
-def align(source: Sequence[str], rewritten: Sequence[str], *, weight: Any) -> list[list[tuple[int, float, float]]]:
-    """For every word of `source`, the stretches of `rewritten` it became: (index, from, to) with 0 <= from < to <= 1.
+def align(source: Sequence[str], rewritten: Sequence[str], *, weight: Callable[[str], int]) -> list[list[Share]]:
+    """For every word of `source` (one at least), the stretches of `rewritten` it became.
 
-    Every part of every rewritten word belongs to exactly one source word, in order. `weight(word) -> int` says how long
-    a word is alone; it is asked only where words were rewritten together and cannot be told apart.
+    Every part of every rewritten word belongs to exactly one source word, in order. `weight` says how long a word is
+    alone; it is asked only where words were rewritten together and cannot be told apart.
     """
-    shares: list[list[tuple[int, float, float]]] = [[] for _ in source]
+    shares: list[list[Share]] = [[] for _ in source]
     matcher = SequenceMatcher(a=source, b=rewritten, autojunk=False)
     for _, a, b, c, d in matcher.get_opcodes():
         _share(source, rewritten, (a, b, c, d), shares, weight)
@@ -145,8 +149,8 @@ def _share(
     source: Sequence[str],
     rewritten: Sequence[str],
     block: tuple[int, int, int, int],
-    shares: list[list[tuple[int, float, float]]],
-    weight: Any,
+    shares: list[list[Share]],
+    weight: Callable[[str], int],
 ) -> None:
     """Give `rewritten[c:d]` to the words `source[a:b]`."""
     a, b, c, d = block
@@ -179,8 +183,8 @@ def _share_by_weight(
     source: Sequence[str],
     rewritten: Sequence[str],
     block: tuple[int, int, int, int],
-    shares: list[list[tuple[int, float, float]]],
-    weight: Any,
+    shares: list[list[Share]],
+    weight: Callable[[str], int],
 ) -> None:
     a, b, c, d = block
     asked = [max(1, weight(word)) for word in source[a:b]]
@@ -197,9 +201,7 @@ def _share_by_weight(
         start += length
 
 
-def _lay_out(
-    spoken: Sequence[str], shares: Sequence[Sequence[tuple[int, float, float]]]
-) -> tuple[str, list[tuple[int, int]]]:
+def _lay_out(spoken: Sequence[str], shares: Sequence[Sequence[Share]]) -> tuple[str, list[tuple[int, int]]]:
     """Join the words' phonemes by spaces; the place of each source word in it, without the pauses around it."""
     starts: list[int] = []
     length = 0

@@ -66,9 +66,10 @@ TEXT_CHARS_MAX = 400
 
 #: Frames kept after the last loud one, by the punctuation that follows: 250, 125 and 50 ms.
 PAUSE_FRAMES = {**dict.fromkeys(".!?…", 20), **dict.fromkeys(",;:—", 10), "": 4}
-#: The last latent channel is the energy of a frame; above this it is louder than about -62 dB of full scale, which is
-#: 40 dB below the vowels. The voice's own durations count its dying away to -100 dB as sound, 0.1-0.2 s longer.
-LOUD = 0.0
+#: The last latent channel is the log energy of a frame; above this it is louder than about -60 dB of full scale, 40 dB
+#: below the vowels. The voice's own durations are no measure of silence: they count its dying away to -100 dB as sound,
+#: and the sound after a pause begins up to 75 ms before the duration of its phoneme does.
+LOUD = 0.2
 #: Ramp at both ends of a clause, so that a cut in faint noise does not click.
 _RAMP_SAMPLES = 120
 
@@ -197,8 +198,9 @@ def word_spans(reading: Reading, steps: Sequence[int], loud: Sequence[bool], cla
     """When each whitespace-delimited word is spoken, relative to the first audible sample.
 
     Spans are in order and within the clause; the first spoken word starts at 0. A word that another follows without a
-    pause lasts until that one starts. Before a pause, a word ends with its last loud frame and the pause belongs to no
-    word: a word counts as heard as soon as it is. A word that is not spoken has an empty span.
+    pause lasts until that one starts. Before a pause, a word ends with its last loud frame, after it the next starts
+    with its first, and the pause belongs to no word: a word counts as heard as soon as it is. A word that is not spoken
+    has an empty span.
 
     Args: steps: 25 ms steps per id; loud: per frame; clause: what is played of it.
     """
@@ -210,26 +212,34 @@ def word_spans(reading: Reading, steps: Sequence[int], loud: Sequence[bool], cla
     for index, word in enumerate(reading.words):
         start = at
         if word.start_id < word.end_id:
-            low = max(clause.first, edges[word.start_id])
-            high = (
-                edges[word.end_id + 1] if _joined_to_next(reading, index) else _loud_end(loud, low, edges[word.end_id])
-            )
-            start = max(at, low - clause.first) if at else 0
+            high = _word_end(reading, index, edges, loud)
+            start = _onset(loud, edges[word.start_id], after=clause.first + at) - clause.first if at else 0
             at = max(start, min(high - clause.first, clause.audible))
         spans.append(WordSpan(word.start_char, word.end_char, Ticks(start * FRAME_TICKS), Ticks(at * FRAME_TICKS)))
     return tuple(spans)
 
 
-def _joined_to_next(reading: Reading, index: int) -> bool:
-    """Whether nothing but one space lies between this word's last sound and the next spoken word."""
-    end = reading.words[index].end_id
-    later = (word.start_id for word in reading.words[index + 1 :] if word.start_id < word.end_id)
-    return next(later, 0) == end + 1 and reading.phonemes[end - 1] == " "
+def _onset(loud: Sequence[bool], frame: int, *, after: int) -> int:
+    """Where the sound that is there at `frame` began, but not before `after`, the end of the word before."""
+    while frame > after and loud[frame - 1]:
+        frame -= 1
+    return max(frame, after)
 
 
-def _loud_end(loud: Sequence[bool], start: int, end: int) -> int:
-    """The end of the last loud frame of `start` to `end`, or `end` when none is."""
-    return next((frame + 1 for frame in reversed(range(start, end)) if loud[frame]), end)
+def _word_end(reading: Reading, index: int, edges: Sequence[int], loud: Sequence[bool]) -> int:
+    """The frame a spoken word ends at."""
+    word = reading.words[index]
+    later = (other.start_id for other in reading.words[index + 1 :] if other.start_id < other.end_id)
+    following = next(later, len(reading.ids) - 1)
+    if following < len(reading.ids) - 1 and set(reading.phonemes[word.end_id - 1 : following - 1]) <= {" "}:
+        return edges[following]
+    end = edges[word.end_id]
+    # A last "s" is often still hissing in the time the voice counts for the comma.
+    while end < edges[following] and loud[end]:
+        end += 1
+    while end > edges[word.start_id] + 1 and not loud[end - 1]:
+        end -= 1
+    return end
 
 
 class Vocoder:
