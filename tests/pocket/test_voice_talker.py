@@ -99,8 +99,7 @@ def test_a_pause_is_silent_and_belongs_to_no_word(voice: Voice) -> None:
 
 
 @pytest.mark.weights
-def test_words_are_where_the_library_would_say_them(voice: Voice) -> None:
-    """The same word alone and at the end of a clause takes about the same time; a number has all of its words' time."""
+def test_a_number_takes_the_time_of_all_the_words_it_is_read_as(voice: Voice) -> None:
     long = voice.said("I have 42.").words[-1]
     short = voice.said("I have 2.").words[-1]
 

@@ -118,7 +118,7 @@ class Talker:
             lane=lane,
             takes=PayloadKind.TEXT,
             gives=PayloadKind.LATENT,
-            cost=CostModel(fixed_us=14_000, per_row_us=0, per_unit_us=250),
+            cost=CostModel(fixed_us=7_000, per_unit_us=250),
             unit=clause_max,
         )
 
@@ -258,7 +258,7 @@ class Vocoder:
             lane=lane,
             takes=PayloadKind.LATENT,
             gives=PayloadKind.AUDIO,
-            cost=CostModel(fixed_us=12_000, per_row_us=0, per_unit_us=300),
+            cost=CostModel(fixed_us=7_500, per_unit_us=200),
             unit=chunk_max,
         )
 
