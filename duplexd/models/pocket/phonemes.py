@@ -3,8 +3,8 @@
 1. The reading itself (tokens, tags, lexicon, numbers, unknown words) is hibari's library; this module gives it text it
    can read and finds its words again in the original, because history and captions speak of the person's own text.
 2. The library first rewrites the text ("Dr." -> "Dr", "7:30 pm" -> "seven thirty P.M."). Words of the original and of
-   the rewritten text are matched like two versions of a file; inside a rewritten stretch the finest cut is used at
-   which rewriting both sides alone gives the same words; below that, time is shared by how long each word would be.
+   the rewritten text are matched like two versions of a file; a stretch that was rewritten as a whole is shared out by
+   how many phonemes each of its words has alone.
 3. Nothing a person can type is an error. What cannot be read in English (emoji, other scripts, markup) has no
    phonemes; such a word stays in the list with an empty place.
 """
@@ -163,20 +163,8 @@ def _share(
             shares[word].append((index, 0.0, 1.0))
     elif b - a == 1:
         shares[a] += [(index, 0.0, 1.0) for index in range(c, d)]
-    elif (cut := _clean_cut(source[a:b], rewritten[c:d])) is not None:
-        _share(source, rewritten, (a, a + cut[0], c, c + cut[1]), shares, weight)
-        _share(source, rewritten, (a + cut[0], b, c + cut[1], d), shares, weight)
     else:
         _share_by_weight(source, rewritten, block, shares, weight)
-
-
-def _clean_cut(source: Sequence[str], rewritten: Sequence[str]) -> tuple[int, int] | None:
-    """Where both sides, rewritten alone, give the same words as together: (source words, rewritten words) before it."""
-    for at in range(1, len(source)):
-        left = normalize(" ".join(source[:at])).split()
-        if left and [*left, *normalize(" ".join(source[at:])).split()] == list(rewritten):
-            return at, len(left)
-    return None
 
 
 def _share_by_weight(
