@@ -34,6 +34,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"
     policy: str = "interaction"
     barge_in: bool = True  #: whether a new session can be interrupted by voice; a page may change it
+    voice_detector: str = "auto"  #: what tells voice: "silero", "energy", or the model's own choice
     voice_min_ms: float = 200.0  #: a shorter voice interrupts nobody
     echo_warmup_ms: float = 1500.0  #: at the start of a session the echo canceller is still learning: be slower to hold
     silence_max_ms: float = 700.0  #: silence that ends a turn whatever the judge says
@@ -94,6 +95,10 @@ def check(config: Config) -> Config:
     rules = [
         (0 <= config.port < 65_536, f"port is {config.port}; it lies in 0..65535"),
         (1 <= config.sessions_max <= 1024, f"sessions_max is {config.sessions_max}; it lies in 1..1024"),
+        (
+            config.voice_detector in ("auto", "silero", "energy"),
+            f"voice_detector is {config.voice_detector!r}; it is auto, silero or energy",
+        ),
         (50 <= config.voice_min_ms <= 2000, f"voice_min_ms is {config.voice_min_ms}; it lies in 50..2000"),
         (200 <= config.silence_max_ms <= 5000, f"silence_max_ms is {config.silence_max_ms}; it lies in 200..5000"),
         (500 <= config.hold_max_ms <= 10_000, f"hold_max_ms is {config.hold_max_ms}; it lies in 500..10000"),

@@ -2,8 +2,62 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 
 def add_bench(commands: Any) -> None:
     """The bench commands; what they need is imported when they run."""
+    bench = commands.add_parser("bench", help="measure this machine, at the loudspeaker")
+    kinds = bench.add_subparsers(required=True, metavar="BENCH")
+    talk = kinds.add_parser("talk", help="voice to voice: questions spoken, answers heard")
+    talk.add_argument("--turns", type=int, default=20)
+    _common(talk, run_talk, model="pocket")
+    barge_in = kinds.add_parser("barge-in", help="interruptions: when it is quiet, and what is remembered")
+    barge_in.add_argument("--count", type=int, default=50)
+    _common(barge_in, run_barge_in, model="clock")
+
+
+def _common(parser: argparse.ArgumentParser, act: Any, *, model: str) -> None:
+    parser.add_argument("--model", default=model, help=f"default: {model}")
+    parser.add_argument(
+        "--impaired", action="store_true", help="over a bad network: 40 ms, jitter 10, 3 %% loss (root)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep recordings and reports")
+    parser.set_defaults(act=act)
+
+
+def run_talk(options: argparse.Namespace) -> int:
+    from duplexd.bench.talk import bench
+
+    report = asyncio.run(
+        bench(turns=options.turns, impaired=options.impaired, model=options.model, folder=options.keep)
+    )
+    return _publish(report, options.json)
+
+
+def run_barge_in(options: argparse.Namespace) -> int:
+    from duplexd.bench.bargein import bench
+
+    report = asyncio.run(
+        bench(count=options.count, impaired=options.impaired, model=options.model, folder=options.keep)
+    )
+    return _publish(report, options.json)
+
+
+def _publish(report: dict[str, Any], file: Path | None) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("figure", "value", show_header=False)
+    for name, value in report.items():
+        if name not in ("each", "paused", "metrics"):
+            table.add_row(name, json.dumps(value) if not isinstance(value, str) else value)
+    Console(soft_wrap=True).print(table)
+    if file is not None:
+        file.write_text(json.dumps(report, indent=1, default=str) + "\n")
+    return 0

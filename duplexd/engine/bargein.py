@@ -48,11 +48,9 @@ class BargeInTunables(msgspec.Struct, frozen=True):
 
 
 ACKNOWLEDGEMENTS = frozenset(
-    (
-        *("m", "mm", "mmm", "mhm", "mmhm", "hm", "hmm", "hmmm", "hum", "um", "er", "uh", "uhhuh", "uhuh", "huh"),
-        *("ah", "aha", "oh", "ooh", "aw", "wow", "okay", "ok", "yeah", "yep", "yes", "yup", "right", "sure"),
-    )
+    ("er", "huh", "ah", "aha", "oh", "ooh", "aw", "wow", "okay", "ok", "yeah", "yep", "yes", "yup", "right", "sure")
 )
+_HUM = re.compile(r"[mh]+|u+[mh]+(u+h+)?")  # mm, mhm, mmhmm, hmm, um, uh, uhuh, uhhuh
 _WORD = re.compile(r"[a-z']+")
 
 
@@ -84,7 +82,7 @@ class BargeInRule:
 def content_words(text: str) -> list[str]:
     """Words that are more than an acknowledgement."""
     words = _WORD.findall(text.lower().replace("-", ""))
-    return [w for w in words if w.strip("'") not in ACKNOWLEDGEMENTS]
+    return [w for w in words if w.strip("'") not in ACKNOWLEDGEMENTS and not _HUM.fullmatch(w)]
 
 
 def echoes(words: list[str], tail: str) -> bool:

@@ -60,8 +60,8 @@ class ClauseSplitter:
         start = self._start + len(raw) - len(raw.lstrip())
         text = raw.strip()
         self._start = end
-        if not text:
-            return []
+        if not any(character.isalnum() for character in text):
+            return []  # The second mark of "?!", which came after the first clause had been hurried off.
         ends_sentence = text.rstrip(_CLOSERS)[-1:] in set(_STRONG)
         self.sentences += ends_sentence
         self._count += 1

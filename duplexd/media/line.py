@@ -87,6 +87,7 @@ class FlushOrder(msgspec.Struct, frozen=True):
     hold: int
     epoch: Epoch
     pts: int
+    at: Ticks  #: where the old epoch was cut
 
 
 class LatencyReady(msgspec.Struct, frozen=True):
@@ -296,7 +297,7 @@ class Line:
         self.playout.advance(news.epoch, news.at)
         self.hold = None
         self._latency = None
-        self._out.append(FlushOrder(news.hold, news.epoch, self.next_pts))
+        self._out.append(FlushOrder(news.hold, news.epoch, self.next_pts, news.at))
         self._release_texts()
 
     def resume(self, news: ResumePlayback, now: Nanos) -> None:
@@ -359,7 +360,7 @@ class Line:
             self._resume(now)
         else:
             self.playout.advance(Epoch(self.playout.epoch + 1), self.hold.position)
-            self._out.append(FlushOrder(self.hold.hold, self.playout.epoch, self.next_pts))
+            self._out.append(FlushOrder(self.hold.hold, self.playout.epoch, self.next_pts, self.hold.position))
             self.hold = None
             self._release_texts()
 

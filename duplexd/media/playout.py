@@ -1,8 +1,9 @@
 """Playout: which sample of the timeline stands at which pts of the transport, and what was heard of it.
 
-1. The transport asks for a frame every 20 ms with a pts that never goes back; it gets content, or silence, never nothing.
-2. The log maps pts to (epoch, position). Held, muted and silent pts map to nothing; after a resume two stretches of pts may
-   map to one stretch of the timeline, of which only the later one was heard.
+1. The transport asks for a frame every 20 ms with a pts that never goes back; it gets content, or silence, never
+   nothing.
+2. The log maps pts to (epoch, position). Held, muted and silent pts map to nothing; after a resume two stretches of
+   pts may map to one stretch of the timeline, of which only the later one was heard.
 3. What was sent in the last `kept` of media time is kept, so that a resume sends again from the muted sample.
 4. `advance` drops everything of older epochs. Nothing of an older epoch can be published afterwards.
 """
@@ -56,8 +57,8 @@ class Playout:
 
     Args:    rate: samples per second, a divisor of 48000.
              kept: media time of sent content kept for a resume; log_max: entries of the log.
-             queued_max: content accepted and not yet sent; beyond it `publish` raises, since the engine's lookahead gate
-             must have failed.
+             queued_max: content accepted and not yet sent; beyond it `publish` raises, since the engine's lookahead
+             gate must have failed.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Playout:
         self.delivered = Ticks(0)  #: end of what was handed to the transport
         self.dropped_samples = 0  #: content of dead epochs that was refused or flushed
         self.sent_samples = 0
+        self.stale_samples = 0  #: content sent after its epoch had ended: always 0, counted where it would leave
         self.underruns = 0  #: times the content ran out before the reply's last chunk
         self.underrun_ticks = 0
         self._ticks_per_sample = int(ticks_from_samples(1, rate))
@@ -174,6 +176,8 @@ class Playout:
         self._queued -= ticks
         self._sent.append(taken)
         self.sent_samples += count
+        if taken.epoch != self.epoch:
+            self.stale_samples += count
         self.delivered = Ticks(taken.start + ticks)
         while self._sent[0].start < self.delivered - self._kept:
             self._sent.popleft()

@@ -59,7 +59,7 @@ from duplexd.messages import (
     StateChanged,
     UserWords,
 )
-from duplexd.units import Nanos, Ticks, nanos_from_ms, ticks_from_ms, ticks_from_nanos
+from duplexd.units import NANOS_PER_MS, Nanos, Ticks, nanos_from_ms, ticks_from_ms, ticks_from_nanos
 from duplexd.webrtc import wire
 from duplexd.webrtc.peer import IceServer, MessageFault, Peer, PeerConfig
 from duplexd.webrtc.supervisor import EngineState, Supervisor
@@ -237,7 +237,7 @@ class Visit:
                 case ResumeOrder():
                     self.order(wire.Resume(self._next_order(), item.hold, item.epoch, self._rtp(item.pts)))
                 case FlushOrder():
-                    self.order(wire.Flush(self._next_order(), item.hold, item.epoch, self._rtp(item.pts)))
+                    self.order(wire.Flush(self._next_order(), item.hold, item.epoch, self._rtp(item.pts), item.at))
                 case LatencyReady():
                     total = sum(ms for _, ms in item.parts)
                     self.tell(wire.Latency(item.turn, item.response, item.parts, round(total, 1)))
@@ -292,6 +292,7 @@ class Visit:
                 self._publish(news)
             case AdvanceEpoch():
                 self.line.advance(news)
+                self._owner.advance_ms.append((clock.now() - news.decided_at) / NANOS_PER_MS)
             case ResumePlayback():
                 self.line.resume(news, clock.now())
             case LatencyMeasured():
@@ -357,6 +358,7 @@ class Frontend:
         self.visits: dict[SessionId, Visit] = {}
         self.counts: Counter[str] = Counter()
         self.loop_lag_ms: deque[float] = deque(maxlen=3000)  #: one a tick: the last minute
+        self.advance_ms: deque[float] = deque(maxlen=1000)  #: decision of the engine -> old epoch flushed here
         self.closing = ""
         self._last_session = 0
         self._networks: dict[str, Any] = {}
@@ -450,13 +452,16 @@ class Frontend:
         return Line(
             session=session,
             rate=ready.sample_rate,
-            detector=self._detector(ready.voice),
-            echo=self._echo(ready.voice),
+            detector=self._detector(self._voice(ready.voice)),
+            echo=self._echo(self._voice(ready.voice)),
             allow_barge_in=self.config.barge_in,
             pts_at=pts_at,
             hold_max=nanos_from_ms(self.config.hold_max_ms),
             echo_warmup=nanos_from_ms(self.config.echo_warmup_ms),
         )
+
+    def _voice(self, of_model: str) -> str:
+        return of_model if self.config.voice_detector == "auto" else self.config.voice_detector
 
     def _detector(self, name: str) -> Detector:
         if name == "energy":

@@ -17,7 +17,7 @@ import logging
 import secrets
 import signal
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +155,19 @@ class Server:
             "frontend_loop_lag_ms_p50": lag[len(lag) // 2],
             "frontend_loop_lag_ms_p99": lag[len(lag) * 99 // 100],
             "frontend_loop_lag_ms_max": lag[-1],
+            "frontend_advance_ms_p95": _p95(frontend.advance_ms),
+            "frontend_stale_samples_sent": float(sum(p.stale_samples for p in playouts)),
             "frontend_underruns": float(sum(p.underruns for p in playouts)),
             "frontend_underrun_ms": sum(p.underrun_ticks for p in playouts) / 48.0,
             "frontend_old_epoch_samples_dropped": float(sum(p.dropped_samples for p in playouts)),
             "frontend_engine_restarts": float(frontend.supervisor.restarts),
         }
         return values
+
+
+def _p95(values: Iterable[float]) -> float:
+    ordered = sorted(values) or [0.0]
+    return ordered[len(ordered) * 95 // 100]
 
 
 async def _offer(request: web.Request) -> object:

@@ -134,6 +134,7 @@ class Flush(ToPage, frozen=True, tag="flush"):
     hold: int
     epoch: int
     rtp: int
+    position: int  #: where the old epoch was cut, in ticks of the session's timeline
 
 
 class State(ToPage, frozen=True, tag="state"):

@@ -44,14 +44,14 @@ const clock = () => performance.timeOrigin + performance.now();
 
 function record(kind, detail = {}) {
   if (kind === "meter") return;
-  events.push({ t: clock(), kind, ...detail });
+  events.push({ ...detail, kind, clock: clock() }); // a message's own `t` is its type
   if (events.length > EVENTS_MAX) events.shift();
   if (!QUIET_EVENTS.has(kind) && $("log").open) addLine(events.at(-1));
 }
 
-function addLine({ t, kind, ...detail }) {
+function addLine({ clock: when, kind, t, ...detail }) {
   const line = document.createElement("li");
-  const at = new Date(t).toISOString().slice(11, 23);
+  const at = new Date(when).toISOString().slice(11, 23);
   line.textContent = `${at}  ${kind}  ${Object.keys(detail).length ? JSON.stringify(detail) : ""}`;
   $("log-lines").append(line);
   if ($("log-lines").childElementCount > LOG_LINES_MAX) $("log-lines").firstElementChild.remove();

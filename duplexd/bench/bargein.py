@@ -1,0 +1,191 @@
+"""`duplexd bench barge-in`: a person speaks over the reply; when is it quiet, and what is remembered?
+
+1. The reply is spoken by the word clock, so the loudspeaker's recording says which words were heard, and how much of
+   each.
+2. Half of the interruptions are found by the page's own detector, the other half by the server's alone (`vad=0`).
+3. Stop = onset of the person's voice at the microphone -> last audible old sample at the loudspeaker, of interruptions
+   that led to an advance. Onset is the first sample of the recording above its own -30 dB (a voice, not its breath).
+4. Cursor error = where the engine cut - where the sound really ended, for cuts that fall inside a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from duplexd.bench import recordings
+from duplexd.bench.stage import BAD, Event, Stage, keep, percentile
+from duplexd.bench.tap import Recording
+from duplexd.media import tones
+from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, ms_from_ticks
+
+AUDIBLE_DBFS = -45.0
+WORDS = 24
+SEED = 20260629
+REPLY_LIMIT_S = 15.0
+CLEAR_MS = 60.0  #: a word that began this long after the flush belongs to the next reply, not to the old one
+EDGE_MS = 8.0  #: the tone ear's own error at a cut
+WORD_MS = 320
+TONE_MS = WORD_MS - tones.GAP_MS
+
+
+class Interruption(msgspec.Struct):
+    """One interruption; milliseconds."""
+
+    by: str  #: "page" or "server"
+    asked_after_ms: float
+    advanced: bool = False
+    stop_ms: float | None = None
+    decide_ms: float | None = None
+    cursor_error_ms: float | None = None
+    history_errors: int = 0
+    ambiguous: int = 0
+    old_words_after_flush: int = 0
+    heard: list[int] = []
+    remembered: list[int] = []
+
+
+async def bench(*, count: int, impaired: bool, model: str, folder: Path | None) -> dict[str, Any]:
+    """Run the bench; returns what `--json` writes."""
+    halves = [("page", "auto=1", count - count // 2), ("server", "auto=1&vad=0", count // 2)]
+    done: list[Interruption] = []
+    metrics: dict[str, dict[str, float]] = {}
+    client = ""
+    flags = ["--model", model, "--voice-detector", "silero", "--sessions-max", "1"]
+    for by, query, times in halves:
+        async with Stage(*flags, query=query, impaired=BAD if impaired else None) as stage:
+            done += await _half(stage, by, times, folder)
+            metrics[by] = await stage.daemon.metrics()
+            client = stage.client()
+    return _report(done, metrics, client=client, impaired=impaired, model=model)
+
+
+async def _half(stage: Stage, by: str, times: int, folder: Path | None) -> list[Interruption]:
+    rng = Random(f"{SEED}-{by}")
+    voices = [r for r in recordings.load("question") if r.voiced_end_ms - r.voiced_start_ms > 700]
+    await stage.type("say 4")  # The first sound of a browser may stutter.
+    await stage.wait_for("speaking")
+    await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
+    done = []
+    for index in range(times):
+        done.append(await _interrupt(stage, by, voices[index % len(voices)], rng.uniform(600, 4500)))
+    report = {"by": by, "each": [msgspec.structs.asdict(d) for d in done]}
+    keep(folder, f"barge-in-{by}-loudspeaker", stage.rig.loudspeaker.recording(), report)
+    keep(folder, f"barge-in-{by}-microphone", stage.rig.microphone.recording(), report)
+    return done
+
+
+async def _interrupt(stage: Stage, by: str, voice: recordings.Recording, after_ms: float) -> Interruption:
+    one = Interruption(by, round(after_ms, 1))
+    begun = stage.clock.time_of(float(await stage.page.evaluate("performance.now()")))
+    await stage.type(f"say {WORDS}")
+    await stage.wait_for("speaking")
+    await asyncio.sleep(after_ms / 1000)
+    pcm = voice.pcm()
+    said = await stage.say(pcm, recordings.RATE)
+    onset = Nanos(said.start + round(onset_of(pcm) * NANOS_PER_SECOND / recordings.RATE))
+    await stage.finish(said)
+    await stage.wait_for("speaking", limit_s=5.0)  # The answer to what was said over the reply.
+    await asyncio.sleep(0.4)
+    await stage.page.evaluate("window.duplexd.stop()")
+    await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
+    await asyncio.sleep(0.6)
+    await _judge(stage, one, begun=begun, onset=onset)
+    return one
+
+
+def onset_of(pcm: NDArray[np.int16]) -> int:
+    """First sample of the voice: 30 dB below the recording's loudest, where a listener would say it begins."""
+    level = np.abs(pcm.astype(np.float64))
+    return int(np.argmax(level > level.max() * 10 ** (-30 / 20)))
+
+
+async def _judge(stage: Stage, one: Interruption, *, begun: Nanos, onset: Nanos) -> None:
+    flushes = [f for f in await stage.events("flush", since=onset) if f["hold"]]
+    if not flushes:
+        return
+    flush = flushes[0]
+    one.advanced = True
+    one.decide_ms = round((flush.at - onset) / NANOS_PER_MS, 1)
+    heard = stage.heard()
+    old = _words(heard, after=begun, before=flush.at)
+    if not old:
+        return
+    last = old[-1]
+    one.stop_ms = round((heard.time_of(last.end_sample) - onset) / NANOS_PER_MS, 1)
+    one.heard = [w.index % 32 for w in old if _ms(heard, w) >= TONE_MS - 2 * EDGE_MS]
+    await _compare(stage, one, begun, flush)
+    one.cursor_error_ms = _cursor_error(await stage.events("words", since=begun), flush, heard, old)
+    late = _words(heard, after=Nanos(flush.at + round(CLEAR_MS * NANOS_PER_MS)), before=heard.end)
+    one.old_words_after_flush = sum(w.index // 32 == last.index // 32 for w in late)
+
+
+def _words(heard: Recording, *, after: Nanos, before: Nanos) -> list[tones.HeardWord]:
+    """Words of one reply heard in a stretch; parts of a word interrupted by a false alarm are joined."""
+    first, _ = heard.between(after, before)
+    words = tones.decode(heard.part(after, before), heard.rate)
+    placed = [tones.HeardWord(w.index, w.start_sample + first, w.end_sample + first, w.level) for w in words]
+    newest = placed[-1].index // 32 if placed else 0
+    return [w for w in placed if w.index // 32 == newest]
+
+
+def _ms(heard: Recording, word: tones.HeardWord) -> float:
+    return (word.end_sample - word.start_sample) * 1000 / heard.rate
+
+
+async def _compare(stage: Stage, one: Interruption, begun: Nanos, flush: Event) -> None:
+    """History against the loudspeaker: words remembered and not heard, or heard and not remembered."""
+    finals = [h for h in await stage.events("heard", since=begun) if h["final"]]
+    if not finals:
+        return
+    history = finals[0]
+    one.remembered = list(range(history["words"]))
+    one.ambiguous = len(history["ambiguous"])
+    wrong = set(one.heard).symmetric_difference(one.remembered) - set(history["ambiguous"])
+    one.history_errors = len(wrong)
+
+
+def _cursor_error(events: list[Event], flush: Event, heard: Recording, old: list[tones.HeardWord]) -> float | None:
+    """None when the sound ended at a word's own end: then nothing says when exactly it was cut."""
+    last = old[-1]
+    length = _ms(heard, last)
+    if length > TONE_MS - 3 * EDGE_MS:
+        return None
+    words = [word for event in events if event["response"] == events[0]["response"] for word in event["words"]]
+    index = last.index % 32
+    if index >= len(words):
+        return None
+    true_ms = ms_from_ticks(words[index]["start"]) + length
+    return round(ms_from_ticks(flush["position"]) - true_ms, 1)
+
+
+def _report(
+    done: list[Interruption], metrics: dict[str, dict[str, float]], *, client: str, impaired: bool, model: str
+) -> dict[str, Any]:
+    stops = {by: [d.stop_ms for d in done if d.by == by and d.advanced and d.stop_ms is not None] for by in metrics}
+    decides = {by: [d.decide_ms for d in done if d.by == by and d.decide_ms is not None] for by in metrics}
+    errors = [abs(d.cursor_error_ms) for d in done if d.cursor_error_ms is not None]
+    engine = [m["duplexd_frontend_advance_ms_p95"] for m in metrics.values()]
+    return {
+        "count": len(done),
+        "advanced": sum(d.advanced for d in done),
+        **{f"stop_{by}_ms": {"p50": percentile(v, 0.5), "p95": percentile(v, 0.95)} for by, v in stops.items()},
+        **{f"decide_{by}_ms": {"p50": percentile(v, 0.5), "p95": percentile(v, 0.95)} for by, v in decides.items()},
+        "engine_ms": {"p95": round(max(engine), 2)},
+        "old_epoch_samples": int(sum(m.get("duplexd_frontend_stale_samples_sent", 0) for m in metrics.values())),
+        "old_words_after_flush": sum(d.old_words_after_flush for d in done),
+        "history_errors": sum(d.history_errors for d in done),
+        "ambiguous_words": sum(d.ambiguous for d in done),
+        "cursor_error_ms": {"p50": percentile(errors, 0.5), "p99": percentile(errors, 0.99), "count": len(errors)},
+        "model": model,
+        "impaired": "40 ms round trip, jitter 10 ms, 3 % loss" if impaired else None,
+        "client": client,
+        "metrics": metrics,
+        "each": [msgspec.structs.asdict(d) for d in done],
+    }

@@ -1,0 +1,103 @@
+"""A daemon of its own for a bench or a test: started, waited for, asked for its metrics, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from duplexd.bench.programs import RigError
+
+READY_LIMIT_S = 90.0
+END_LIMIT_S = 10.0
+_URL = re.compile(r"is ready: (\S+)")
+
+
+class Daemon:
+    """`duplexd serve` as a subprocess; an async context manager.
+
+    Args:    flags: of `duplexd serve`. inside: words before the command, e.g. `BadNetwork.inside("a")`.
+    Raises:  RigError with the daemon's own words when it does not come up within 90 s.
+    """
+
+    def __init__(self, *flags: str, inside: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
+        self._command = [*inside, sys.executable, "-m", "duplexd", "serve", "--port", "0", *flags]
+        self._inside = list(inside)
+        self._environment = {**os.environ, **(environment or {})}
+        self._cleanup = contextlib.AsyncExitStack()
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        folder = self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="duplexd-daemon-"))
+        self.log = Path(folder) / "log"
+        with self.log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL, env=self._environment
+            )
+        try:
+            await self._wait_ready()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def _wait_ready(self) -> None:
+        for _ in range(round(READY_LIMIT_S / 0.1)):
+            if found := _URL.search(self.said()):
+                self.url = found.group(1)
+                return
+            if self._process.returncode is not None:
+                break
+            await asyncio.sleep(0.1)
+        raise RigError(f"the daemon did not come up within {READY_LIMIT_S:.0f} s; it said:\n{self.said()[-2000:]}")
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def engine_pid(self) -> int:
+        """The engine process of this daemon. Raises RigError when it has none."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                if parent == self.pid and "duplexd.engine.process" in (folder / "cmdline").read_text():
+                    return int(folder.name)
+        raise RigError(f"daemon {self.pid} has no engine process")
+
+    async def metrics(self) -> dict[str, float]:
+        text = await self.get("/metrics")
+        return {name: float(value) for name, value in (line.split() for line in text.splitlines())}
+
+    async def get(self, path: str) -> str:
+        """Body of a GET, asked from where the daemon runs."""
+        code = "import sys, urllib.request as r; sys.stdout.write(r.urlopen(sys.argv[1], timeout=5).read().decode())"
+        asking = await asyncio.create_subprocess_exec(
+            *self._inside,
+            *(sys.executable, "-c", code, self.url.rstrip("/") + path),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        body, _ = await asking.communicate()
+        return body.decode()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), END_LIMIT_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        await self._cleanup.aclose()

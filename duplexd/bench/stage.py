@@ -1,0 +1,166 @@
+"""What a bench measures on: a daemon, a browser, a loudspeaker and a microphone, and perhaps a bad network between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duplexd.bench.browser import Browser, PageClock, page_clock
+from duplexd.bench.daemon import Daemon
+from duplexd.bench.netem import ADDRESS_A, BadNetwork, Impairment
+from duplexd.bench.programs import RigError
+from duplexd.bench.pulse import Echo, PulseRig, Said
+from duplexd.bench.tap import Recording
+from duplexd.units import Nanos
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+#: The network of the issue: 40 ms round trip, jitter 10 ms, 3 % loss.
+BAD = Impairment(delay_ms=20, jitter_ms=10, loss=0.03)
+CONNECT_LIMIT_S = 30.0
+IDLE_STATES = ("idle", "connecting", "ready")
+
+
+class Event(dict[str, Any]):
+    """One entry of the page's log, with `at` on the host's clock."""
+
+    @property
+    def at(self) -> Nanos:
+        return Nanos(self["at"])
+
+
+class Stage:
+    """Everything a bench needs, up and connected; an async context manager."""
+
+    def __init__(
+        self,
+        *daemon_flags: str,
+        query: str = "auto=1",
+        impaired: Impairment | None = None,
+        echo: Echo | None = None,
+        seconds_max: float = 1800.0,
+        connect: bool = True,
+    ) -> None:
+        self._flags = daemon_flags
+        self._query = query
+        self._impaired = impaired
+        self._echo = echo
+        self._seconds_max = seconds_max
+        self._connect = connect
+        self._cleanup = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as cleanup:
+            await self._open(cleanup)
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._cleanup.aclose()
+
+    async def _open(self, cleanup: contextlib.AsyncExitStack) -> None:
+        self.rig = cleanup.enter_context(PulseRig(echo=self._echo, seconds_max=self._seconds_max))
+        network = cleanup.enter_context(BadNetwork()) if self._impaired is not None else None
+        flags = [*self._flags]
+        if network is not None:
+            flags += ["--host", ADDRESS_A, "--insecure"]
+        self.daemon = await cleanup.enter_async_context(
+            Daemon(*flags, inside=network.inside("a") if network is not None else ())
+        )
+        origin = self.daemon.url.rstrip("/")
+        self.browser = await cleanup.enter_async_context(
+            Browser(
+                env=self.rig.env,
+                namespace=network.b if network is not None else None,
+                insecure_origins=[origin] if network is not None else [],
+            )
+        )
+        self.network = network
+        self.page: Page = await self.browser.page(f"{origin}/?{self._query}")
+        if self._connect:
+            await self.wait_connected()
+        if network is not None and self._impaired is not None:
+            network.impair(self._impaired)
+        self.clock: PageClock = await page_clock(self.page)
+
+    async def wait_connected(self) -> None:
+        for _ in range(round(CONNECT_LIMIT_S / 0.1)):
+            if await self.state() not in IDLE_STATES:
+                return
+            await asyncio.sleep(0.1)
+        raise RigError(f"the page did not connect; it shows {await self.state()}, and said {self.browser.page_errors}")
+
+    # The page -----------------------------------------------------------------------------------------
+
+    async def state(self) -> str:
+        return str(await self.page.evaluate("window.duplexd.state"))
+
+    async def transcript(self) -> list[dict[str, Any]]:
+        return list(await self.page.evaluate("window.duplexd.transcript()"))
+
+    async def latencies(self) -> list[dict[str, Any]]:
+        return list(await self.page.evaluate("window.duplexd.latencies"))
+
+    async def type(self, text: str) -> None:
+        await self.page.evaluate("text => window.duplexd.say(text)", text)
+
+    async def events(self, *kinds: str, since: Nanos = Nanos(0)) -> list[Event]:
+        """The page's log entries of these kinds, on the host's clock."""
+        script = (
+            "kinds => ({origin: performance.timeOrigin, "
+            "found: window.duplexd.events.filter(e => kinds.includes(e.kind))})"
+        )
+        answer = await self.page.evaluate(script, list(kinds))
+        events = [Event(e) for e in answer["found"]]
+        for event in events:
+            event["at"] = self.clock.time_of(float(event["clock"]) - answer["origin"])
+        return [event for event in events if event.at >= since]
+
+    async def wait_for(self, state: str, *, limit_s: float = 20.0) -> bool:
+        for _ in range(round(limit_s / 0.05)):
+            if await self.state() == state:
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+    # Sound --------------------------------------------------------------------------------------------
+
+    async def say(self, pcm: NDArray[Any], rate: int) -> Said:
+        return await asyncio.to_thread(self.rig.say, pcm, rate)
+
+    async def finish(self, said: Said) -> None:
+        await asyncio.to_thread(said.finish)
+
+    def heard(self) -> Recording:
+        """Everything the loudspeaker has played so far."""
+        return self.rig.loudspeaker.recording()
+
+    def client(self) -> str:
+        return f"Chromium {self.browser.version}, media element, PulseAudio null sink tap"
+
+
+def keep(folder: Path | None, name: str, recording: Recording, report: dict[str, Any]) -> None:
+    """Save what others need to compute the figures again."""
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    recording.save(folder / name)
+    (folder / f"{name}-report.json").write_text(json.dumps(report, indent=1, default=str))
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """Nearest-rank percentile, rounded to 0.1; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(float(ordered[min(len(ordered) - 1, int(np.ceil(share * len(ordered))) - 1)]), 1)

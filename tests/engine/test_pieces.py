@@ -1,0 +1,388 @@
+"""The core's small parts, each on its own: clauses, chunks, timeline, utterance, barge-in, dialogue, policy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duplexd.engine.bargein import BargeInRule, BargeInTunables, Decision, VoiceView, content_words, echoes
+from duplexd.engine.chunk import Chunk, ChunkState, ChunkTable
+from duplexd.engine.clause import ClauseSplitter
+from duplexd.engine.dialogue import Dialogue, common_prefix
+from duplexd.engine.policy import Fcfs, Interaction
+from duplexd.engine.timeline import BUDGET_MAX, BUDGET_MIN, Timeline
+from duplexd.engine.utterance import FREEZE_AT, ListenKind, Utterance, agreed
+from duplexd.engine.work import Need, Work
+from duplexd.ids import ConditionVersion, Epoch, ResponseId, SessionId
+from duplexd.messages import Cursor, CursorReported
+from duplexd.models.clock.language import ClockDialect
+from duplexd.streams.stage import Role
+from duplexd.units import Nanos, Span, Ticks, ticks_from_ms
+
+# Clauses ------------------------------------------------------------------------------------------------------------
+
+
+def clauses_of(text: str, *, step: int = 4) -> list[str]:
+    splitter = ClauseSplitter()
+    found = []
+    for at in range(0, len(text), step):
+        found += splitter.push(text[at : at + step])
+    return [clause.text for clause in found + splitter.finish()]
+
+
+@pytest.mark.parametrize(
+    ("text", "clauses"),
+    [
+        ("The capital of France is Paris.", ["The capital of France is Paris."]),
+        ("Well, that is a good question. I think so.", ["Well, that is a good question.", "I think so."]),
+        ("I like tea, and you?", ["I like tea,", "and you?"]),
+        ("Dr. Smith is here. Yes.", ["Dr. Smith is here.", "Yes."]),
+        ('She said "no!" and left.', ['She said "no!"', "and left."]),
+        ("", []),
+        ("   ", []),
+        ("no punctuation at all", ["no punctuation at all"]),
+    ],
+)
+def test_a_reply_is_cut_where_a_person_would_breathe(text: str, clauses: list[str]) -> None:
+    assert clauses == clauses_of(text)
+
+
+def test_a_number_is_not_cut_at_its_point() -> None:
+    assert ["Pi is about 3.14 or so."] == clauses_of("Pi is about 3.14 or so.", step=1)
+
+
+@given(st.text(alphabet="ab .,!?\n", max_size=200), st.integers(1, 9))
+def test_clauses_hold_every_word_once_and_stay_short(text: str, step: int) -> None:
+    splitter = ClauseSplitter()
+    found = []
+    for at in range(0, len(text), step):
+        found += splitter.push(text[at : at + step])
+    found += splitter.finish()
+
+    assert letters(text) == "".join(letters(clause.text) for clause in found)
+    for clause in found:
+        assert clause.text == splitter.text[clause.start : clause.end]
+        assert len(clause.text.split()) <= splitter.words_max
+
+
+def letters(text: str) -> str:
+    return "".join(character for character in text if character.isalnum())
+
+
+# Chunks -------------------------------------------------------------------------------------------------------------
+
+
+def plan_chunks(table: ChunkTable, count: int) -> list[Chunk]:
+    return [
+        table.plan(
+            epoch=Epoch(0),
+            response=ResponseId(1),
+            clause=0,
+            offset=Ticks(0),
+            span=Span(Ticks(1000 * i), Ticks(1000 * (i + 1))),
+            condition=ConditionVersion(0),
+            last=False,
+        )
+        for i in range(count)
+    ]
+
+
+def test_an_illegal_move_raises_and_changes_nothing() -> None:
+    table = ChunkTable()
+    (chunk,) = plan_chunks(table, 1)
+    with pytest.raises(ValueError, match="cannot become heard"):
+        table.move(chunk, ChunkState.HEARD)
+
+    assert ChunkState.PLANNED is chunk.state
+
+
+def test_an_interruption_splits_only_the_straddling_chunk() -> None:
+    """Published, published, running, planned; the ear is inside the second: it is split, the rest is dropped."""
+    table = ChunkTable()
+    chunks = plan_chunks(table, 4)
+    for chunk in chunks[:3]:
+        table.move(chunk, ChunkState.RUNNING)
+    for chunk in chunks[:2]:
+        table.move(chunk, ChunkState.READY)
+        table.move(chunk, ChunkState.PUBLISHED)
+
+    dropped = table.interrupt(Ticks(1400))
+
+    assert [ChunkState.RETIRING, ChunkState.DISCARDED] == [chunk.state for chunk in dropped]
+    assert 1400 == table.heard_ticks
+    assert Span(Ticks(1000), Ticks(1400)) == chunks[1].span
+
+
+def test_chunk_ids_never_repeat() -> None:
+    table = ChunkTable()
+    first = plan_chunks(table, 2)
+    table.interrupt(Ticks(0))
+    second = plan_chunks(table, 2)
+
+    assert [1, 2, 3, 4] == [chunk.chunk_id for chunk in first + second]
+
+
+def test_the_chunk_table_is_bounded() -> None:
+    table = ChunkTable(chunks_max=2)
+    with pytest.raises(RuntimeError, match="2 chunks are alive"):
+        plan_chunks(table, 3)
+
+
+# Timeline -----------------------------------------------------------------------------------------------------------
+
+
+def reported(epoch: int, position: int, at: int, *, age: int = 0) -> CursorReported:
+    cursor = Cursor(Epoch(epoch), Ticks(position), Nanos(at))
+    return CursorReported(SessionId(1), cursor, Ticks(position), Ticks(0), Nanos(age), Ticks(0), False)
+
+
+def published(until: int) -> Timeline:
+    timeline = Timeline()
+    timeline.generation = timeline.published = Ticks(until)
+    return timeline
+
+
+@given(st.lists(st.tuples(st.integers(-1, 2), st.integers(-(10**7), 10**7), st.integers(0, 10**10)), max_size=40))
+def test_no_report_moves_the_cursor_back_or_past_what_was_published(reports: list[tuple[int, int, int]]) -> None:
+    timeline = published(100_000)
+    before = 0
+    for epoch, position, at in reports:
+        timeline.report(reported(epoch, position, at), Nanos(5 * 10**9))
+        assert before <= timeline.reported <= 100_000
+        before = timeline.reported
+
+
+def test_a_report_from_the_future_does_not_freeze_later_ones_out() -> None:
+    timeline = published(100_000)
+    assert timeline.report(reported(0, 1000, 10**15), Nanos(10**9))
+    assert timeline.report(reported(0, 2000, 2 * 10**9), Nanos(2 * 10**9))
+
+
+def test_playback_is_extrapolated_only_while_it_plays_and_never_for_long() -> None:
+    timeline = published(10**7)
+    timeline.report(reported(0, 48_000, 10**9), Nanos(10**9))
+
+    assert 48_000 + 4800 == timeline.playback(Nanos(10**9 + 10**8))
+    assert 48_000 + 24_000 == timeline.playback(Nanos(10**10))
+    timeline.held = True
+    assert 48_000 == timeline.playback(Nanos(10**10))
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**10))
+def test_the_budget_stays_within_its_bounds(chunk: int, buffer: int, age: int) -> None:
+    timeline = published(10**7)
+    timeline.report(reported(0, 0, 10**9, age=age), Nanos(10**9))
+    timeline.buffer = Ticks(buffer)
+
+    assert BUDGET_MIN <= timeline.budget(Ticks(chunk)) <= BUDGET_MAX
+
+
+def test_a_chunk_beyond_the_budget_fits_exactly_when_it_is_said_to() -> None:
+    timeline = published(96_000)
+    timeline.report(reported(0, 0, 10**9), Nanos(10**9))
+    end, budget, now = Ticks(96_000 - 100), Ticks(90_000), Nanos(10**9)
+    at = timeline.reenters_budget_at(end, budget, now)
+
+    assert at is not None
+    assert end - timeline.playback(at) <= budget < end - timeline.playback(Nanos(at - 1_000_000))
+
+
+# Utterance ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stable"),
+    [
+        ("what is the", "what is the capital", "what is the"),
+        ("what is the cat", "what is the capital of", "what is the"),
+        ("what", "what", ""),
+        ("", "what is", ""),
+        ("a b c", "a b c", "a b"),
+    ],
+)
+def test_a_word_is_stable_when_two_partials_agree_and_it_is_not_the_last(before: str, after: str, stable: str) -> None:
+    assert stable == agreed(before, after)
+
+
+def test_a_minute_of_speech_costs_no_more_than_eight_seconds() -> None:
+    """Windows stay within the bound however long somebody speaks, and no word is lost or doubled."""
+    listen_max = ticks_from_ms(8000)
+    utterance = Utterance(onset=Ticks(0), start=Ticks(0), listen_max=listen_max)
+    block = ticks_from_ms(32)
+    said = 0
+    for index in range(60_000 // 32):
+        span = Span(Ticks(index * block), Ticks((index + 1) * block))
+        pause = index % 100 >= 92  # 256 ms of silence every 3.2 s
+        utterance.take(span, voiced=not pause, echo=False, voice=0.0 if pause else 0.9, captured_at=Nanos(1))
+        window = utterance.wanted(span.end, final=False)
+        if window is None:
+            continue
+        assert window.span.length <= listen_max
+        utterance.listen(window)
+        words = window.span.length // ticks_from_ms(500)
+        utterance.hear(" ".join(f"w{said + i}" for i in range(words)))
+        if window.kind is ListenKind.FREEZE:
+            said += words
+
+    assert utterance.frozen.split() == [f"w{i}" for i in range(said)]
+    assert utterance.input_end - utterance.window_start <= FREEZE_AT + 2 * ticks_from_ms(320)
+
+
+def test_speech_without_a_pause_is_cut_at_its_quietest_moment() -> None:
+    utterance = Utterance(onset=Ticks(0), start=Ticks(0), listen_max=ticks_from_ms(8000))
+    block = ticks_from_ms(32)
+    window = None
+    for index in range(300):
+        span = Span(Ticks(index * block), Ticks((index + 1) * block))
+        utterance.take(span, voiced=True, echo=False, voice=0.6 if index == 200 else 0.9, captured_at=Nanos(1))
+        window = utterance.wanted(span.end, final=False)
+        if window is not None and window.kind is ListenKind.FREEZE:
+            break
+        if window is not None:
+            utterance.listen(window)
+            utterance.hear("words")
+
+    assert window is not None
+    assert window.kind is ListenKind.FREEZE
+    assert window.span.end in Span(Ticks(200 * block), Ticks(201 * block))
+
+
+# Barge-in -----------------------------------------------------------------------------------------------------------
+
+
+def view(**changes: object) -> VoiceView:
+    base: dict[str, object] = {
+        "source": "page",
+        "elapsed": ticks_from_ms(400),
+        "voiced": ticks_from_ms(350),
+        "echo": Ticks(0),
+        "silence": Ticks(0),
+        "text": "",
+        "transcribed": False,
+        "reply_heard": True,
+        "reply_tail": "the capital of france is paris",
+    }
+    return VoiceView(**(base | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "decision"),
+    [
+        pytest.param({"source": "stop", "voiced": Ticks(0)}, Decision.ADVANCE, id="stop button"),
+        pytest.param({"text": "Wait a moment"}, Decision.ADVANCE, id="words"),
+        pytest.param({"text": "Stop."}, Decision.ADVANCE, id="one word"),
+        pytest.param({"text": "Mm-hmm.", "silence": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="mm-hm"),
+        pytest.param({"text": "Uh-huh, yeah.", "silence": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="uh-huh"),
+        pytest.param({}, Decision.WAIT, id="no words yet"),
+        pytest.param({"voiced": ticks_from_ms(90), "silence": ticks_from_ms(320)}, Decision.RESUME, id="cough"),
+        pytest.param({"elapsed": ticks_from_ms(1700)}, Decision.RESUME, id="music: voice without words"),
+        pytest.param({"echo": ticks_from_ms(500)}, Decision.RESUME, id="own voice"),
+        pytest.param({"text": "of France is Paris"}, Decision.WAIT, id="words of the reply itself"),
+        pytest.param(
+            {"text": "of France is Paris", "silence": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="own words"
+        ),
+        pytest.param({"text": "Paris?"}, Decision.ADVANCE, id="asks back with a word of the reply"),
+        pytest.param({"reply_heard": False}, Decision.ADVANCE, id="goes on before the reply was heard"),
+    ],
+)  # fmt: skip
+def test_what_is_an_interruption(changes: dict[str, object], decision: Decision) -> None:
+    assert decision is BargeInRule(BargeInTunables()).decide(view(**changes))
+
+
+def test_acknowledgements_carry_no_content() -> None:
+    assert [] == content_words("Mm-hmm. Uh-huh, okay, yeah!")
+    assert ["no"] == content_words("Oh no.")
+    assert not echoes([], "anything")
+
+
+# Dialogue -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_unheard_reply_leaves_the_turn_open() -> None:
+    dialogue = Dialogue(ClockDialect())
+    dialogue.say("say 3")
+    before = dialogue.tokens()
+    dialogue.close_user()
+    dialogue.think([1000, 1002])
+    dialogue.finish_reply(kept=0, text="")
+
+    assert before == dialogue.tokens()
+
+
+def test_a_cut_reply_keeps_its_heard_tokens() -> None:
+    dialogue = Dialogue(ClockDialect())
+    dialogue.say("say 3")
+    dialogue.close_user()
+    dialogue.think([1000, 1002, 1005])
+    other = dialogue.interrupted(kept=2, text="0-0 0-1")
+
+    assert [0, 1, 5, 103, 2, 1000, 1002, 3] == other.tokens()
+    assert [0, 1, 5, 103, 2, 1000, 1002, 1005] == dialogue.tokens()
+
+
+@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
+def test_the_common_prefix_is_the_longest(left: list[int], right: list[int]) -> None:
+    length = common_prefix(left, right)
+
+    assert left[:length] == right[:length]
+    assert length == min(len(left), len(right)) or left[length] != right[length]
+
+
+# Policy -------------------------------------------------------------------------------------------------------------
+
+
+def work(session: int, **changes: object) -> Work:
+    base: dict[str, object] = {
+        "session": SessionId(session),
+        "stage": "render",
+        "role": Role.RENDER,
+        "need": Need.CHUNK,
+        "ready_at": Nanos(0),
+        "started": True,
+        "buffer": Ticks(0),
+        "deadline": Nanos(0),
+        "priority": 1,
+        "measured": True,
+    }
+    return Work(**(base | changes))  # type: ignore[arg-type]
+
+
+def order(*works: Work, now: int = 10**8, share: float = 0.5) -> list[int]:
+    policy = Interaction()
+    return [w.session for w in sorted(works, key=lambda w: policy.rank(w, Nanos(now), share))]
+
+
+def test_whoever_is_nearest_silence_goes_first_then_first_sounds_then_the_rest() -> None:
+    """U0 by buffer, U1, arriving input, U2 by how far it is ahead (DESIGN §7)."""
+    nearly_silent = work(1, buffer=ticks_from_ms(50))
+    low = work(2, buffer=ticks_from_ms(300))
+    first_sound = work(3, started=False)
+    listening = work(4, need=Need.INPUT, role=Role.THINK)
+    ahead = work(5, buffer=ticks_from_ms(800))
+    far_ahead = work(6, buffer=ticks_from_ms(1400))
+
+    assert [1, 2, 3, 4, 5, 6] == order(far_ahead, ahead, listening, first_sound, low, nearly_silent)
+
+
+def test_old_input_is_not_starved() -> None:
+    old = work(1, need=Need.INPUT, role=Role.THINK, ready_at=Nanos(0))
+    ahead = work(2, buffer=ticks_from_ms(800), ready_at=Nanos(0))
+    fresh_first_sound = work(3, started=False, ready_at=Nanos(9 * 10**8))
+
+    assert [1, 3, 2] == order(ahead, fresh_first_sound, old, now=10**9)
+
+
+def test_without_a_cursor_a_session_is_served_by_age() -> None:
+    unmeasured = work(1, measured=False, buffer=Ticks(0), ready_at=Nanos(5))
+    older = work(2, measured=False, buffer=ticks_from_ms(1400), ready_at=Nanos(1))
+
+    assert [2, 1] == order(unmeasured, older)
+
+
+def test_fcfs_knows_nothing_of_the_listener() -> None:
+    policy = Fcfs()
+    late = work(1, buffer=Ticks(0), ready_at=Nanos(2))
+    early = work(2, buffer=ticks_from_ms(1400), ready_at=Nanos(1))
+
+    assert policy.rank(early, Nanos(3), 0.5) < policy.rank(late, Nanos(3), 0.5)
