@@ -53,7 +53,9 @@ def test_the_rules_hold_under_random_people(
 
     def fails(launch: Launch) -> str:
         count["launches"] += 1
-        due = fail_every and launch.stage != "copy" and launch.jobs[0].session == 1 and not count["launches"] % fail_every
+        due = (
+            fail_every and launch.stage != "copy" and launch.jobs[0].session == 1 and not count["launches"] % fail_every
+        )
         return "made to fail" if due else ""
 
     simulation = Simulation(seed=seed, until_ms=14_000, sessions_max=2, fails=fails)

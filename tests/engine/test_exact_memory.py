@@ -1,0 +1,186 @@
+"""After any conversation, the keys in the arena are those of a fresh prefill of what was heard and said (float64).
+
+A tiny random Llama thinks in place of the word clock's arithmetic; its tokens are spoken as tone words, so that people
+can interrupt it anywhere.
+"""
+
+from __future__ import annotations
+
+import array
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from duplexd.channel import MediaShape
+from duplexd.engine.core import EngineCore
+from duplexd.engine.loop import drive
+from duplexd.engine.process import EngineConfig, core_of
+from duplexd.engine.simulator import SimNetwork, SimWorld
+from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId
+from duplexd.memory.arena import Arena
+from duplexd.memory.layout import ArenaLayout, PartitionKind, PartitionSpec
+from duplexd.messages import AdvanceEpoch, ResumePlayback
+from duplexd.models.clock import plan as clock_plan
+from duplexd.models.pocket.checkpoint import load_checkpoint
+from duplexd.models.pocket.thinker import Thinker
+from duplexd.streams.graph import ModelPlan
+from duplexd.streams.stage import Role, StageSpec, ThinkJob
+from tests.engine.simulation import RATE, Simulation, beep, ms
+from tests.pocket.thinker_fakes import Tiny, random_weights, write_folder
+
+VOCABULARY = 256
+STOP = 255
+
+
+class TinyStream:
+    """Every token is a word of the tone code; four make a clause."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def push(self, token: int) -> str:
+        self._count += 1
+        mark = "," if self._count % 4 == 0 else ""
+        return f"{' ' if self._count > 1 else ''}{token // 32}-{token % 32}{mark}"
+
+
+class TinyDialect:
+    stop: tuple[int, ...] = (STOP,)
+
+    def anchor(self) -> list[int]:
+        return [1, 2, 3, 4, 5]
+
+    def open_user(self) -> list[int]:
+        return [10, 11]
+
+    def words(self, text: str, *, first: bool) -> list[int]:
+        return [20 + sum(word.encode()) % 200 for word in text.split()]
+
+    def close_user_open_reply(self) -> list[int]:
+        return [12, 13, 14]
+
+    def close_reply(self) -> list[int]:
+        return [15]
+
+    def stream(self) -> TinyStream:
+        return TinyStream()
+
+
+class ThinkingSimulation(Simulation):
+    """The simulated world with the pocket thinker's code and keys in it."""
+
+    def __init__(self, folder: Path, *, seed: int, until_ms: float) -> None:
+        tiny = Tiny(vocabulary=VOCABULARY)
+        weights = load_checkpoint(write_folder(folder, tiny, random_weights(tiny)))
+        self.thinker = Thinker(weights, precision="float64", context_max=256, batch_max=1)
+        self.plan = plan_with(self.thinker)
+        layout = ArenaLayout(self.plan.partitions(2))
+        media = MediaShape(in_slots=64, in_samples=512, out_slots=16, out_samples=RATE)
+        config = EngineConfig(model="tiny", media=media, sessions_max=2)
+        self.core: EngineCore = core_of(config, self.plan, layout)
+        self.arena = Arena(layout)
+        self.arena.buffer.fill_(0xFF)  # NaN everywhere: whoever reads a slot nobody wrote is found out.
+        stages = self.plan.build()
+        for stage in stages.values():
+            stage.load(self.arena)
+        self.world = SimWorld(stages=stages, rng=Random(seed), until=ms(until_ms))
+
+    def difference(self, session: int) -> float:
+        """Largest difference of the next logits: keys in the arena against a fresh prefill of the same tokens."""
+        live = self.core.sessions[SessionId(session)]
+        ids = tuple(live.context.ids)
+        held = array.array("q", self.core.stores.pages.slots(live.context.id))[: len(ids)]
+        free = array.array("q", range(len(ids) + 1))  # `logits` keeps nothing, so any slots will do
+        return float((self.logits(held, free[:1], ids) - self.logits(array.array("q"), free, ids)).abs().max())
+
+    def logits(self, past: array.array[int], more: array.array[int], ids: tuple[int, ...]) -> torch.Tensor:
+        feed = (*ids[len(past) :], 33)
+        slots = (past + more[: len(feed)]).tobytes()
+        who = {"session": SessionId(1), "epoch": Epoch(0), "chunk": ChunkId(0), "condition": ConditionVersion(0)}
+        return self.thinker.logits(ThinkJob(**who, slots=slots, past=len(past), feed=feed, steps=1)).double()
+
+
+def plan_with(thinker: Thinker) -> ModelPlan:
+    clock = clock_plan()
+    specs: list[StageSpec] = [s if s.role is not Role.THINK else thinker.spec for s in clock.stages.values()]
+
+    def partitions(sessions: int) -> tuple[PartitionSpec, ...]:
+        others = tuple(p for p in clock.partitions(sessions) if p.name != "pages")
+        pages = PartitionSpec(
+            "pages",
+            PartitionKind.PAGES,
+            sessions * 48 + 1,
+            thinker.page_fields(),
+            page_tokens=8,
+            session_slots=48,
+            shared_slots=1,
+        )
+        return (*others, pages, thinker.workspace())
+
+    def build() -> dict[str, object]:
+        stages = {spec.name: stage for spec, stage in zip(clock.stages.values(), clock.build().values(), strict=True)}
+        return {name: stage for name, stage in stages.items() if name != "think"} | {thinker.spec.name: thinker}
+
+    return ModelPlan(
+        name="tiny",
+        stages=specs,
+        edges=[],
+        dialect=TinyDialect(),
+        partitions=partitions,
+        build=build,  # type: ignore[arg-type]
+        sample_rate=clock.sample_rate,
+        grain=clock.grain,
+        chunk_ramp=clock.chunk_ramp,
+        clause_max=clock.clause_max,
+        context_tokens_max=256,
+        page_tokens=8,
+        reply_tokens_max=16,
+        reply_sentences_max=1,
+        think_steps=4,
+        ring_samples=clock.ring_samples,
+        listen_max=clock.listen_max,
+        cut=clock.cut,
+        voice="energy",
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_keys_after_interruptions_equal_a_fresh_prefill(seed: int, tmp_path: Path) -> None:
+    """Typed turns, voices that interrupt, clicks that do not, stops: the arena holds exactly what was heard and said."""
+    rng = Random(seed)
+    simulation = ThinkingSimulation(tmp_path / "tiny", seed=seed, until_ms=24_000)
+    listener = simulation.connect(at_ms=200, network=SimNetwork(delay=ms(12), buffer=ms(80)))
+    for turn in range(4):
+        at = 400 + 5500 * turn
+        listener.type(f"turn {turn} of seed {seed}", at=ms(at), key=f"t{turn}")
+        listener.say(beep(rng.choice([100, 500, 900])), at=ms(at + rng.uniform(300, 3000)))
+    listener.stop(at=ms(23_000), stop_id=1)
+    simulation.run()
+
+    live = simulation.core.sessions[SessionId(1)]
+    assert simulation.core.monitor["think_failures"] == 0
+    assert len(simulation.news(AdvanceEpoch)) + len(simulation.news(ResumePlayback)) >= 3
+    assert len(live.context.ids) > 30
+    assert live.dialogue.tokens()[: len(live.context.ids)] == live.context.ids
+    assert simulation.difference(1) < 1e-9
+
+
+def test_words_over_a_reply_are_prefilled_on_a_branch_and_kept(tmp_path: Path) -> None:
+    """The next turn prefills nothing that was kept: of the interrupting words only the tail is left at their end."""
+    simulation = ThinkingSimulation(tmp_path / "tiny", seed=3, until_ms=6000)
+    listener = simulation.connect(at_ms=200)
+    listener.type("hello there", at=ms(400), key="a")
+    listener.say(beep(2400), at=ms(1500))
+    simulation.run()
+
+    (advance,) = [at for at, n in simulation.world.news if isinstance(n, AdvanceEpoch)]
+    feeds = [
+        (at, launch.jobs[0]) for at, launch in simulation.world.launches if launch.stage == simulation.thinker.spec.name
+    ]
+    after = [job for at, job in feeds if at >= advance]
+    heard = simulation.history()[1].words
+    assert heard > 0
+    assert all(job.past >= 5 + 2 + 2 + 3 + heard for job in after)
+    assert simulation.difference(1) < 1e-9
