@@ -213,9 +213,10 @@ class EchoReference:
         frames count by which even the latest echo has come: at the start of a reply nothing has come back yet.
         """
         come = loud_out[: self.rule.window]
-        came = float(self._mic[come].sum(axis=1).mean()) if come.sum() >= self.rule.frames_min else np.inf
-        sent = self._out[loud_out].sum(axis=1).mean()
-        gain = min(self.rule.gain_max, 2 * came / sent)
+        # The median, not the mean: a person's own first frames must not make the echo they are taken for possible.
+        came = float(np.median(self._mic[come].sum(axis=1))) if come.sum() >= self.rule.frames_min else np.inf
+        sent = float(np.median(self._out[loud_out].sum(axis=1)))
+        gain = min(self.rule.gain_max, 4 * came / sent)
         return np.broadcast_to(self._out.max(axis=0) * gain * self.rule.margin, (self.rule.span, BAND_COUNT))
 
     def _share(self, predicted: Array) -> float:
