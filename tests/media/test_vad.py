@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duplexd.media.vad import GateRule, GateState, Started, Stopped, VoiceGate
-from duplexd.units import Span, Ticks, ticks_from_ms
+from duplexd import weights
+from duplexd.bench import recordings
+from duplexd.bench.recordings import noises
+from duplexd.errors import WeightsError
+from duplexd.media.vad import BLOCK_SAMPLES, GateRule, GateState, Started, Stopped, VoiceDetector, VoiceGate
+from duplexd.units import Span, Ticks, ms_from_ticks, ticks_from_ms
 
 BLOCK = 1536
 RULE = GateRule()
@@ -142,3 +150,68 @@ def test_facts_alternate_and_never_go_back(blocks: list[tuple[float, bool, float
 def test_a_rule_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         GateRule(**wrong)  # type: ignore[arg-type]
+
+
+# With the weights ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def network() -> onnxruntime.InferenceSession:
+    return VoiceDetector.load(weights.path("silero-vad"))
+
+
+def probabilities(detector: VoiceDetector, audio: npt.NDArray[np.float32]) -> list[float]:
+    blocks = audio[: len(audio) // BLOCK_SAMPLES * BLOCK_SAMPLES].reshape(-1, BLOCK_SAMPLES)
+    return [detector.probability(block) for block in blocks]
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("kind", ["question", "acknowledgement"])
+def test_each_utterance_is_one_stretch_of_voice(network: onnxruntime.InferenceSession, kind: str) -> None:
+    """Starts within 100 ms of the first voiced sample, stops within 130 ms of the last."""
+    for spoken in recordings.load(kind):
+        audio = np.concatenate((spoken.audio(), np.zeros(8000, np.float32)))
+        facts = run(VoiceGate(), probabilities(VoiceDetector(network), audio))
+
+        assert [type(fact) for fact in facts] == [Started, Stopped], spoken.name
+        assert abs(ms_from_ticks(facts[0].at) - spoken.voiced_start_ms) <= 100
+        assert abs(ms_from_ticks(facts[1].at) - spoken.voiced_end_ms) <= 130
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("kind", [*sorted(noises.NOISES), "constant", "square wave", "nothing"])
+def test_what_is_not_a_voice_starts_nothing(network: onnxruntime.InferenceSession, kind: str) -> None:
+    seconds = np.arange(5 * 16_000) / 16_000
+    sounds = {
+        "constant": np.full(80_000, 0.4),
+        "square wave": np.sign(np.sin(2 * np.pi * 200 * seconds)),
+        "nothing": np.zeros(80_000),
+    }
+    rng = np.random.default_rng(3)
+    sound = sounds[kind] if kind in sounds else noises.NOISES[kind](80_000, rng) * 0.3
+
+    assert run(VoiceGate(), probabilities(VoiceDetector(network), sound.astype(np.float32))) == []
+
+
+@pytest.mark.weights
+def test_one_bad_block_does_not_deafen_the_detector(network: onnxruntime.InferenceSession) -> None:
+    detector = VoiceDetector(network)
+    bad = detector.probability(np.full(BLOCK_SAMPLES, np.nan, np.float32))
+    after = probabilities(detector, recordings.find("question-01").audio())
+
+    assert bad == 0.0
+    assert after == probabilities(VoiceDetector(network), recordings.find("question-01").audio())
+
+
+@pytest.mark.weights
+def test_a_block_of_another_length_is_refused(network: onnxruntime.InferenceSession) -> None:
+    with pytest.raises(ValueError):
+        VoiceDetector(network).probability(np.zeros(480, np.float32))
+
+
+def test_a_damaged_file_says_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "vad.onnx"
+    file.write_bytes(b"nothing")
+
+    with pytest.raises(WeightsError, match="duplexd fetch"):
+        VoiceDetector.load(file)
