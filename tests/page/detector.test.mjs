@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { VoiceDetector, periodicity } from "../../duplexd/webrtc/page/detector.js";
+import { TwinDetector, VoiceDetector, periodicity } from "../../duplexd/webrtc/page/detector.js";
 import * as s from "./sounds.mjs";
 
 const TALK = "The character goes on talking for quite a while, about the weather, about the trains, and then about something else.";
@@ -147,7 +147,7 @@ test("a person who is already speaking when the character begins is reported onc
 
 test("a false alarm that moved like the character teaches the guard; one that did not changes nothing", () => {
   const far = character();
-  const learner = detector({ echoCancellation: true });
+  const learner = detector({ echoCancellation: true, options: { likenessMax: 2 } });
   const mic = s.mix(room(far.length / s.RATE + 1), s.delayed(s.gain(far, -3), 120));
   assert.ok(s.onsets(s.run(learner, mic, far)).length > 0);
   learner.onsetLikeness = 0.4;
@@ -181,4 +181,48 @@ test("periodicity is one for a repeating signal and small for noise", () => {
   assert.ok(periodicity(tone, 192, 20, 114) > 0.99);
   assert.ok(periodicity(tone.map(() => next()), 192, 20, 114) < 0.4);
   assert.equal(periodicity(new Float32Array(400), 192, 20, 114), 0);
+});
+
+/** Events of a twin over two recordings of one microphone. */
+function runTwin(twin, mic, raw, far) {
+  const events = [];
+  const slice = (x, at) => { const hop = new Float32Array(s.HOP); hop.set(x.subarray(at, at + s.HOP)); return hop; };
+  for (let at = 0; at + s.HOP <= mic.length; at += s.HOP) {
+    const found = twin.hop(slice(mic, at), raw && slice(raw, at), slice(far, at));
+    if (found.event) events.push({ event: found.event, ms: ((at + s.HOP) / s.RATE) * 1000, ear: found.ear, playing: found.playing });
+  }
+  return events;
+}
+
+test("with headphones the raw ear hears an interruption that cancellation holds back, and it is reported once", () => {
+  const far = character();
+  const person = s.level(s.vowels(1, { pitch: 190 }), -26);
+  const held = person.map((v, n) => (n < 0.1 * s.RATE ? 0 : v));
+  const [mic, raw] = [held, person].map((x) => s.mix(room(far.length / s.RATE), s.delayed(x, 6000)));
+  const events = runTwin(new TwinDetector({ rate: s.RATE, echoCancellation: true }), mic, raw, far);
+  assert.deepEqual(events.map((e) => e.event), ["on", "off"]);
+  assert.equal(events[0].ear, "raw");
+  assert.ok(events[0].playing && events[0].ms - 6000 <= 90, JSON.stringify(events));
+});
+
+test("with loudspeakers the raw ear is full of echo and stays quiet; the cancelled one hears the person", () => {
+  const far = character();
+  const person = s.delayed(s.level(s.vowels(1, { pitch: 190 }), -30), 6000);
+  const raw = s.mix(room(far.length / s.RATE), s.delayed(s.gain(far, -6), 120), person);
+  const mic = s.mix(room(far.length / s.RATE), s.delayed(s.gain(far, -40), 120), person);
+  const events = runTwin(new TwinDetector({ rate: s.RATE, echoCancellation: true }), mic, raw, far);
+  assert.deepEqual(events.map((e) => [e.event, e.ear]), [["on", "main"], ["off", "main"]]);
+});
+
+test("without a raw ear the twin is the one detector", () => {
+  const mic = inRoom(s.vowels(1), -25);
+  const events = runTwin(new TwinDetector({ rate: s.RATE, echoCancellation: true }), mic, null, s.silence(0.1));
+  assert.deepEqual(events.map((e) => e.event), ["on", "off"]);
+});
+
+test("an echo that suddenly grows by 15 dB interrupts at most twice before it is known", () => {
+  const far = character();
+  const echo = far.map((v, n) => v * 10 ** ((n < 8 * s.RATE ? -30 : -15) / 20));
+  const mic = s.mix(room(far.length / s.RATE + 1), s.delayed(echo, 120));
+  assert.ok(s.onsets(s.run(detector(), mic, far)).length <= 2);
 });

@@ -268,7 +268,7 @@ class Live:
         reply, self.reply, self.held = self.reply, None, False
         self.epoch, self.order = self.epoch + 1, self.order + 1
         rtp = ((self.downlink.origin or 0) + self.downlink.pts) % 2**32
-        self.spawn(self.thrice(wire.Flush(self.order, self.hold, self.epoch, rtp)))
+        self.spawn(self.thrice(wire.Flush(self.order, self.hold, self.epoch, rtp, self.playback)))
         if reply is not None:
             self.finish(reply, "cancelled")
         self.send(wire.State("listening"))

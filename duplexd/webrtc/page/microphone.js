@@ -13,6 +13,32 @@ export async function openMicrophone({ echoCancellation }) {
   }
 }
 
+/**
+ * The same microphone once more, without any processing, for the detector alone; null where a browser cannot do that.
+ * Only Chromium processes each stream by itself: elsewhere a second request changes or silences the first.
+ */
+async function openRaw(microphone) {
+  const [track] = microphone.getAudioTracks();
+  if (!("userAgentData" in navigator) || !cancelsEcho(track)) return null;
+  const { deviceId } = track.getSettings();
+  const audio = { deviceId: { exact: deviceId }, echoCancellation: false, noiseSuppression: false, autoGainControl: false };
+  try {
+    const raw = await navigator.mediaDevices.getUserMedia({ audio });
+    if (!cancelsEcho(raw.getAudioTracks()[0]) && cancelsEcho(track)) return raw;
+    stopAll(raw);
+  } catch {
+    // One ear is enough: interruptions are then noticed some 100 ms later.
+  }
+  return null;
+}
+
+export function stopAll(stream) {
+  for (const track of stream?.getTracks() ?? []) {
+    track.onended = null;
+    track.stop();
+  }
+}
+
 /** What the browser really does, whatever was asked: newer ones name the kind of cancellation instead of true. */
 export function cancelsEcho(track) {
   return Boolean(track.getSettings().echoCancellation);
@@ -29,6 +55,9 @@ export class Ears {
     this.context = null;
     this.node = null;
     this.micSource = null;
+    this.raw = null;
+    this.rawSource = null;
+    this.muted = false;
     this.remoteSource = null;
   }
 
@@ -37,22 +66,44 @@ export class Ears {
     await this.context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
     if (!this.context || this.context.state === "closed") return; // left while the module was loading
     this.node = new AudioWorkletNode(this.context, "voice", {
-      numberOfInputs: 2,
+      numberOfInputs: 3,
       numberOfOutputs: 1,
       processorOptions: { echoCancellation: cancelsEcho(microphone.getAudioTracks()[0]) },
     });
     this.node.port.onmessage = ({ data }) => (data.meter ? this.onMeter(data) : this.onVoice(data));
     const silent = new GainNode(this.context, { gain: 0 });
     this.node.connect(silent).connect(this.context.destination); // without a destination the graph is not pulled
-    this.listenTo(microphone);
+    await this.listenTo(microphone);
   }
 
-  listenTo(microphone) {
+  async listenTo(microphone) {
     if (!this.node) return;
     this.micSource?.disconnect();
     this.micSource = new MediaStreamAudioSourceNode(this.context, { mediaStream: microphone });
     this.micSource.connect(this.node, 0, 0);
     this.tell({ echoCancellation: cancelsEcho(microphone.getAudioTracks()[0]) });
+    this.dropRaw();
+    const raw = await openRaw(microphone);
+    if (!this.node) return stopAll(raw); // closed in the meantime
+    this.raw = raw;
+    if (!raw) return undefined;
+    this.mute(this.muted);
+    this.rawSource = new MediaStreamAudioSourceNode(this.context, { mediaStream: raw });
+    this.rawSource.connect(this.node, 0, 2);
+    return undefined;
+  }
+
+  dropRaw() {
+    this.rawSource?.disconnect();
+    this.rawSource = null;
+    stopAll(this.raw);
+    this.raw = null;
+  }
+
+  /** The person muted the microphone: this ear is deaf as well. */
+  mute(muted) {
+    this.muted = muted;
+    for (const track of this.raw?.getTracks() ?? []) track.enabled = !muted;
   }
 
   /** Taps the character's voice, so that its echo is not taken for a person. */
@@ -76,6 +127,7 @@ export class Ears {
 
   close() {
     this.tell({ close: true });
+    this.dropRaw();
     if (this.context && this.context.state !== "closed") this.context.close();
     this.context = null;
     this.node = null;

@@ -3,7 +3,7 @@
 
 import { Gate } from "./gate.js";
 import { Trouble, refusalCode } from "./help.js";
-import { Ears, cancelsEcho, openMicrophone } from "./microphone.js";
+import { Ears, cancelsEcho, openMicrophone, stopAll } from "./microphone.js";
 import { DelayMeter, ageMs } from "./position.js";
 import { Timers } from "./timers.js";
 
@@ -241,11 +241,11 @@ export class Session {
 
   report(hold = 0) {
     const at = this.gate.heard();
-    if (!at && !hold && !this.silent) return; // nothing has arrived yet: there is no position to report
+    // Before any packet there is no position: a hold is then left unanswered rather than answered with a made-up cut.
+    if (!at && (hold || !this.silent)) return;
     const { muted, epoch } = this.gate;
     const buffer_ms = round(this.delays.bufferMs);
-    // Without any packet nothing has been heard: `silent` says so, and the zeros mean nothing.
-    this.sendFast({ t: "pos", ...(at ?? { rtp: 0 }), buffer_ms, muted, epoch, hold, silent: this.silent || !at });
+    this.sendFast({ t: "pos", ...(at ?? { rtp: 0, age_ms: 0 }), buffer_ms, muted, epoch, hold, silent: this.silent });
   }
 
   ping() {
@@ -317,7 +317,7 @@ export class Session {
 
   // -- voice ---------------------------------------------------------------------------------------------------------
 
-  onVoice({ event, playing, onsetHops, coupling }) {
+  onVoice({ event, playing, onsetHops, coupling, ear }) {
     if (!this.ready) return;
     this.voiceId += 1;
     if (event === "off") {
@@ -329,7 +329,7 @@ export class Session {
     const heard = interrupts ? this.gate.onset(performance.now()) : null; // mute first, then everything else
     const where = heard ?? this.position() ?? {};
     this.sendThrice({ t: "voice", on: true, id: this.voiceId, ...where, muted: heard !== null });
-    this.on("voice", { on: true, muted: heard !== null, onset_ms_ago: onsetHops * 10, coupling });
+    this.on("voice", { on: true, muted: heard !== null, onset_ms_ago: onsetHops * 10, coupling, ear });
     if (heard === null) return undefined;
     this.ownMute = true;
     this.watchGate();
@@ -361,6 +361,7 @@ export class Session {
 
   muteMicrophone(muted) {
     this.micMuted = muted;
+    this.ears.mute(muted);
     for (const track of this.microphone?.getAudioTracks() ?? []) track.enabled = !muted;
   }
 
@@ -377,7 +378,7 @@ export class Session {
     this.holdMicrophone(microphone);
     const [track] = microphone.getAudioTracks();
     await this.voice.sender.replaceTrack(track);
-    this.ears.listenTo(microphone);
+    await this.ears.listenTo(microphone);
     stopAll(old);
     this.send({ t: "set", echo_cancellation: cancelsEcho(track) });
     return undefined;
@@ -432,13 +433,6 @@ export class Session {
     this.video.srcObject = null;
     this.audio.muted = false;
     this.on("close", { reason });
-  }
-}
-
-function stopAll(stream) {
-  for (const track of stream.getTracks()) {
-    track.onended = null;
-    track.stop();
   }
 }
 
