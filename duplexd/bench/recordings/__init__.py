@@ -51,7 +51,7 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def audio(self) -> npt.NDArray[np.float32]:
         """float32 (samples,), full scale 1.0."""
-        return self.pcm().astype(np.float32) / 32768
+        return np.asarray(self.pcm() / 32768, np.float32)
 
 
 def load(*kinds: str) -> list[Recording]:
