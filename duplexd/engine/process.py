@@ -19,8 +19,8 @@ from duplexd.engine.live import LiveWorld
 from duplexd.engine.loop import drive
 from duplexd.engine.policy import POLICIES
 from duplexd.engine.stores import Stores
-from duplexd.errors import ConfigError
-from duplexd.media.endpoint import EndpointRule, default_rule
+from duplexd.errors import ConfigError, DuplexdError
+from duplexd.media.endpoint import EndpointRule, Scale, default_rule
 from duplexd.memory.layout import ArenaLayout
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.stage import Role
@@ -69,8 +69,18 @@ def stores_of(plan: ModelPlan, layout: ArenaLayout, *, out_slots: int) -> Stores
 def endpoint_of(plan: ModelPlan, silence_max_ms: float) -> EndpointRule:
     """The endpoint rule of a model: with a judge the measured table, without one silence alone."""
     if plan.stage(Role.JUDGE) is None:
-        return EndpointRule((), silence_max=plan.silence_max or ticks_from_ms(silence_max_ms))
-    return EndpointRule(default_rule().rows, silence_max=ticks_from_ms(silence_max_ms))
+        return EndpointRule((), silence_max=_always(silence_max_ms))
+    rule = default_rule()
+    return EndpointRule(rule.rows, silence_max=_capped(rule.silence_max, silence_max_ms))
+
+
+def _always(ms: float) -> Scale:
+    return Scale(asked=ms, closed=ms, unknown=ms, open=ms)
+
+
+def _capped(scale: Scale, ms: float) -> Scale:
+    """Silence alone ends a turn after `silence_max_ms` at the latest, whatever the words look like."""
+    return Scale(*(min(ms, value) for value in scale.values))
 
 
 def core_of(config: EngineConfig, plan: ModelPlan, layout: ArenaLayout) -> EngineCore:
@@ -125,7 +135,11 @@ def main() -> None:
     logging.basicConfig(level=os.environ.get("DUPLEXD_LOG_LEVEL", "INFO"), format="%(asctime)s %(name)s %(message)s")
     config = msgspec.json.decode(arguments.config, type=EngineConfig)
     channel = Channel(socket.socket(fileno=arguments.channel))
-    run(config, channel, SharedMedia(config.media, arguments.media))
+    try:
+        run(config, channel, SharedMedia(config.media, arguments.media))
+    except DuplexdError as error:
+        print(f"duplexd: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ class Reply:
         self.published_at = Nanos(0)
         self.tokens: list[int] = []
         self.thought = False  #: no more tokens will come
+        self.thinking = False  #: tokens of the next clause are coming
         self.to_talk: deque[Clause] = deque()
         self.spoken: deque[SpokenClause] = deque()  #: with chunks still to plan or to make
         self.words: list[PlacedWord] = []

@@ -26,7 +26,7 @@ from duplexd.engine.utterance import PREFIX, ListenKind, ListenWindow, Utterance
 from duplexd.engine.work import Launch, Need, StageFailed, StageFinished, Work
 from duplexd.errors import ArenaFull
 from duplexd.ids import ChunkId, ConditionVersion, FenceId, ResponseId, SessionId, TurnId, WorkId
-from duplexd.media.endpoint import Ask, End, EndpointRule, Judged
+from duplexd.media.endpoint import Ask, End, EndpointRule, Verdict
 from duplexd.memory.classes import CacheClass
 from duplexd.messages import (
     AdvanceEpoch,
@@ -67,7 +67,7 @@ from duplexd.streams.stage import (
     ThinkJob,
     ThinkResult,
 )
-from duplexd.units import NANOS_PER_MS, Nanos, Span, Ticks, samples_from_ticks
+from duplexd.units import NANOS_PER_MS, Nanos, Span, Ticks, samples_from_ticks, ticks_from_ms, ticks_from_nanos
 
 HOLD_ANSWER_MAX = Nanos(150 * NANOS_PER_MS)  #: how long a cut waits for the page's own position (DESIGN §5 rule 13)
 VOICE_THRESHOLD = 0.5
@@ -75,6 +75,8 @@ ECHO_THRESHOLD = 0.5
 FEED_MAX = 64  #: tokens prefilled in one step: what an urgent chunk waits for at most
 KEYS_KEPT = 64  #: idempotency keys remembered
 THINK_FAILURES_MAX = 3
+FINAL_AFTER = ticks_from_ms(160)  #: without a judge: silence after which the words are taken as complete
+IDLE_UTTERANCE_MAX = ticks_from_ms(1000)  #: a hint of a voice that no block confirmed by then was none
 INPUT_RATE = 16_000
 
 
@@ -98,7 +100,25 @@ class Flight(msgspec.Struct):
 
     role: Role
     epoch: int
+    launched_at: Nanos
     detail: Any = None
+
+
+class Pace:
+    """How long something took lately, at worst: media time, within bounds, over the last sixteen."""
+
+    def __init__(self, *, floor: Ticks, ceiling: Ticks) -> None:
+        self._floor = floor
+        self._ceiling = ceiling
+        self._lately: deque[Ticks] = deque(maxlen=16)
+
+    def note(self, took: Ticks) -> None:
+        self._lately.append(took)
+
+    @property
+    def worst(self) -> Ticks:
+        # A frame of 20 ms is on its way to the transport while the next one is asked for.
+        return Ticks(min(self._ceiling, max(self._floor, max(self._lately, default=Ticks(0)) + ticks_from_ms(20))))
 
 
 class Session:
@@ -126,8 +146,7 @@ class Session:
         self._emit = emit
         self._endpoint = endpoint
         self._rule = barge_in
-        rows = endpoint.rows
-        self._final_after = rows[0].silence if rows else endpoint.silence_max // 2
+        self._final_after = endpoint.rows[0].silence if endpoint.rows else FINAL_AFTER
         self.allow_barge_in = allow_barge_in
         self.priority = priority
         self.response_deadline = response_deadline
@@ -160,6 +179,9 @@ class Session:
         self._keys: deque[str] = deque(maxlen=KEYS_KEPT)
         self._window_floor = Ticks(0)  #: audio before this belongs to an earlier turn
         self._ready_since: dict[Role, Nanos] = {}
+        self._chunk_pace = Pace(floor=ticks_from_ms(40), ceiling=ticks_from_ms(400))
+        self._clause_pace = Pace(floor=ticks_from_ms(100), ceiling=ticks_from_ms(800))
+        self._clause_since = now
         self._think_failures = 0
         self.fault = ""  #: why this session cannot go on
         self._reopened_text = ""  #: words of a turn whose reply nobody heard: what is said next belongs to it
@@ -380,9 +402,7 @@ class Session:
         utterance = self.utterance
         if utterance is None or utterance is not flight.detail or utterance.judging is None:
             return
-        asked, utterance.judging = utterance.judging, None
-        if utterance.silence >= asked:  # Otherwise speech has resumed, and the answer is about another silence.
-            utterance.judged.append(Judged(asked, result.probability))
+        utterance.answer(result.probability)
 
     def _thought(self, work: WorkId, flight: Flight, result: ThinkResult, now: Nanos) -> None:
         context: Context
@@ -398,8 +418,9 @@ class Session:
         taken = reply.think(result.tokens, stop=self._plan.dialect.stop)
         self.dialogue.think(result.tokens[:taken])
         context.follow(self.dialogue.tokens())
-        if reply.to_talk and reply.worded_at == 0:
-            reply.worded_at = now
+        if reply.to_talk:
+            reply.thinking = False
+            reply.worded_at = reply.worded_at or now
         if reply.state is ResponseState.ACCEPTED:
             self._move_reply(ResponseState.RUNNING)
         self._complete_if_over(now)
@@ -410,6 +431,8 @@ class Session:
         if flight.epoch != self.timeline.epoch or reply is None or reply is not self.reply:
             self._stores.discard(lease)
             return
+        if reply.words:
+            self._clause_pace.note(ticks_from_nanos(now - self._clause_since))
         first = len(reply.words)
         words = reply.place(clause, result, lease)
         if words:
@@ -425,6 +448,7 @@ class Session:
             return
         reply = self.reply
         assert reply is not None
+        self._chunk_pace.note(ticks_from_nanos(now - flight.launched_at))
         self.chunks.move(chunk, ChunkState.READY)
         self._release_clause(reply)
         self._publish(chunk, reply, result.samples, now)
@@ -738,15 +762,21 @@ class Session:
 
     def _came_to_nothing(self, utterance: Utterance) -> bool:
         """A hint of a voice that no block confirmed."""
-        return self.contest is None and utterance.voiced_ticks == 0 and utterance.silence >= self._endpoint.silence_max
+        return self.contest is None and utterance.voiced_ticks == 0 and utterance.silence >= IDLE_UTTERANCE_MAX
 
     def _turn_may_end(self) -> bool:
         """Ask the endpoint rule; a rule that wants the judge is answered by `wanted`."""
         utterance = self.utterance
         if utterance is None or self.contest is not None or utterance.voiced_ticks == 0:
             return False
-        verdict = self._endpoint.decide(utterance.silence, utterance.judged)
-        return isinstance(verdict, End) and utterance.complete
+        if not utterance.complete:
+            return False
+        utterance.weigh()
+        return isinstance(self._verdict(utterance), End)
+
+    def _verdict(self, utterance: Utterance) -> Verdict:
+        pending = utterance.judging is not None or utterance.answered is not None
+        return self._endpoint.decide(utterance.silence, utterance.judged, pending=pending)
 
     def _end_turn(self, now: Nanos) -> None:
         utterance = self.utterance
@@ -869,7 +899,7 @@ class Session:
             return False
         if self.copied_until < utterance.input_end:
             return False
-        return isinstance(self._endpoint.decide(utterance.silence, utterance.judged), Ask)
+        return isinstance(self._verdict(utterance), Ask)
 
     def _context_behind(self) -> Context | None:
         """A context that must catch up with words, reply or not; decoding is another matter."""
@@ -887,7 +917,7 @@ class Session:
         1).
         """
         ahead = reply.talked_until + len(reply.to_talk) * self._plan.clause_max - self.timeline.playback(now)
-        return ahead > self._budget(reply)
+        return ahead > self._budget(reply) + self._clause_pace.worst
 
     def _wants_thought(self, reply: Reply, now: Nanos) -> bool:
         if reply.thought or self._busy.get(Role.THINK):
@@ -898,10 +928,10 @@ class Session:
         if not reply.to_talk or self._busy.get(Role.TALK) or not self._stores.latents_free(self.id):
             return False
         ahead = reply.talked_until - self.timeline.playback(now)
-        return not reply.words or ahead <= self._budget(reply)
+        return not reply.words or ahead <= self._budget(reply) + self._clause_pace.worst
 
     def _budget(self, reply: Reply) -> Ticks:
-        return self.timeline.budget(self._ramp(reply.chunks_published))
+        return self.timeline.budget(self._ramp(reply.chunks_published), self._chunk_pace.worst)
 
     def _ramp(self, index: int) -> Ticks:
         ramp = self._plan.chunk_ramp
@@ -924,7 +954,7 @@ class Session:
             return None
         length = self._chunk_length(reply, spoken)
         end = Ticks(spoken.start + spoken.planned + length)
-        return self.timeline.reenters_budget_at(end, self.timeline.budget(length), now)
+        return self.timeline.reenters_budget_at(end, self.timeline.budget(length, self._chunk_pace.worst), now)
 
     # Launching -----------------------------------------------------------------------------------------------------
 
@@ -935,7 +965,7 @@ class Session:
         if job is None:
             self._monitor.count("launches_short_of_memory")
             return None
-        self._flights[work_id] = Flight(work.role, self.timeline.epoch, detail)
+        self._flights[work_id] = Flight(work.role, self.timeline.epoch, now, detail)
         self._busy[work.role] = self._busy.get(work.role, 0) + 1
         return Launch(work_id, work.stage, tuple(job) if isinstance(job, list) else (job,))
 
@@ -948,7 +978,7 @@ class Session:
             case Role.JUDGE:
                 return self._judge_job()
             case Role.THINK:
-                return self._think_job(work_id)
+                return self._think_job(work_id, now)
             case Role.TALK:
                 return self._talk_job()
             case Role.RENDER:
@@ -996,9 +1026,11 @@ class Session:
         start, samples = _samples(Span(Ticks(max(oldest, utterance.onset - PREFIX)), utterance.input_end))
         return JudgeJob(**self._who(), ring=self.ring.slot, start=start, samples=samples), utterance
 
-    def _think_job(self, work_id: WorkId) -> tuple[Any, Any]:
+    def _think_job(self, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
         context = self._context_behind()
         reply = self.reply if context is None else None
+        if reply is not None and not reply.thinking:
+            reply.thinking, self._clause_since = True, now
         context = context or self.context
         try:
             feed = context.launch(work_id, steps=self._plan.think_steps if reply else 0, feed_max=FEED_MAX)

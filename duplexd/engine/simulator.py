@@ -306,7 +306,6 @@ class SimListener:
         report = EarReport(
             pts=pts,
             observed_at=observed,
-            buffer=ticks_from_nanos(self.network.buffer),
             network=ticks_from_nanos(self.network.delay),
             jitter_buffer=ticks_from_nanos(self.network.buffer),
             output=Ticks(0),

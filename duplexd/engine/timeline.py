@@ -74,13 +74,15 @@ class Timeline:
     def lookahead(self, now: Nanos) -> Ticks:
         return Ticks(self.generation - self.playback(now))
 
-    def budget(self, chunk: Ticks) -> Ticks:
-        """How far generation may run ahead: chunk + client buffer + P99 age of reports, within 0.3-1.5 s (DESIGN
-        §5.1).
+    def budget(self, chunk: Ticks, making: Ticks = Ticks(0)) -> Ticks:
+        """How far generation may run ahead: chunk + client buffer + P99 age of reports, within 0.3-1.5 s (DESIGN §5.1).
+
+        `making` is how long the chunk takes to be made: started later than that, it comes after the transport has run
+        dry, whatever still lies in the client's buffer.
         """
         ages = sorted(self._ages)
         age = ticks_from_nanos(ages[min(len(ages) - 1, len(ages) * 99 // 100)]) if ages else ticks_from_ms(200)
-        return Ticks(min(BUDGET_MAX, max(BUDGET_MIN, chunk + self.buffer + age)))
+        return Ticks(min(BUDGET_MAX, max(BUDGET_MIN, chunk + self.buffer + age + making)))
 
     def reenters_budget_at(self, end: Ticks, budget: Ticks, now: Nanos) -> Nanos | None:
         """When a chunk that ends at `end` fits the budget, if playback goes on as it does; None if it never will."""

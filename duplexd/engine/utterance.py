@@ -13,7 +13,7 @@ from enum import Enum
 
 import msgspec
 
-from duplexd.media.endpoint import Judged
+from duplexd.media.endpoint import Judged, ending_of
 from duplexd.units import Nanos, Span, Ticks, ticks_from_ms
 
 PREFIX = ticks_from_ms(320)  #: audio before the onset that belongs to the first word
@@ -52,6 +52,7 @@ class Utterance:
         self.input_end = onset
         self.judged: list[Judged] = []  #: answers of the judge since the last voice
         self.judging: Ticks | None = None  #: silence at which the running judgement was asked
+        self.answered: tuple[Ticks, float] | None = None  #: an answer that waits for the words of the same audio
         self.listening: ListenWindow | None = None
         self._pauses: list[Ticks] = []
         self._quietest: tuple[float, Ticks] = (2.0, start)
@@ -67,6 +68,7 @@ class Utterance:
             self.voiced_until, self.voiced_at = span.end, captured_at
             self.voiced_ticks += span.length
             self.judged.clear()
+            self.answered = None
         elif echo:
             self.echo_ticks += span.length
         if span.end - self.window_start > self.listen_max // 2 and voice < self._quietest[0]:
@@ -120,6 +122,21 @@ class Utterance:
         self.stable = agreed(self.partial, text)
         self.partial = text
         self.heard_until = window.span.end
+
+    # end of turn ----
+
+    def answer(self, probability: float) -> None:
+        """The judge has answered; void when speech has resumed meanwhile, since it was about another silence."""
+        asked, self.judging = self.judging, None
+        if asked is not None and self.silence >= asked:
+            self.answered = (asked, probability)
+
+    def weigh(self) -> None:
+        """Both witnesses have spoken: the judge, and the words as they stand now that all is transcribed."""
+        if self.answered is not None:
+            silence, probability = self.answered
+            self.answered = None
+            self.judged.append(Judged(silence, probability, ending_of(self.text)))
 
     # words ---------------------------------------------------------------------------------------------------------
 

@@ -110,7 +110,6 @@ class EarReport(msgspec.Struct, frozen=True):
 
     pts: int  #: heard at `observed_at`
     observed_at: Nanos
-    buffer: Ticks  #: jitter buffer and output device
     network: Ticks  #: one way
     jitter_buffer: Ticks
     output: Ticks
@@ -271,7 +270,9 @@ class Line:
         if muted or silent or self.hold is not None:
             return
         place = self.playout.place(self._clamp(report.pts))
-        self._report(place, report.observed_at, now, buffer=report.buffer, bound=BOUND, assumed=False)
+        # What lies between transport and ear, network included: the two clocks of one and the same sample.
+        way = Ticks(max(0, self._pts_at(report.observed_at) - report.pts))
+        self._report(place, report.observed_at, now, buffer=way, bound=BOUND, assumed=False)
         self._finish_latency(report, place)
 
     def say(self, text: str, key: str, now: Nanos) -> None:

@@ -68,7 +68,6 @@ class ModelPlan:
         cut: Cut,
         takes: tuple[str, ...] = ("audio", "text"),
         voice: str = "silero",
-        silence_max: Ticks = Ticks(0),
     ) -> None:
         self.name = name
         self.stages = {spec.name: spec for spec in stages}
@@ -90,7 +89,6 @@ class ModelPlan:
         self.cut = cut
         self.takes = takes
         self.voice = voice  #: what tells voice in the person's audio: "silero" or "energy"
-        self.silence_max = silence_max  #: without a judge: silence that ends a turn; 0: the default
         _check(self)
 
     def stage(self, role: Role) -> StageSpec | None:

@@ -16,7 +16,7 @@ import msgspec
 
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId, SlotId
 from duplexd.memory.classes import CacheClass
-from duplexd.units import Span, Ticks
+from duplexd.units import Ticks
 
 
 class PayloadKind(Enum):

@@ -196,7 +196,6 @@ class Visit:
         report = EarReport(
             pts=pts,
             observed_at=Nanos(now - network),
-            buffer=ticks_from_ms(max(0.0, min(message.buffer_ms, 5000.0)) + playout),
             network=ticks_from_nanos(network),
             jitter_buffer=ticks_from_ms(max(0.0, min(message.buffer_ms, 5000.0))),
             output=ticks_from_ms(playout),

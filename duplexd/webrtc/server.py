@@ -215,7 +215,10 @@ async def serve(config: Config, *, started: Callable[[str], None]) -> None:
         site = web.TCPSite(runner, config.host, config.port, ssl_context=context)
         await site.start()
         server.frontend.start()
-        await _first(server.frontend.supervisor.wait_ready(), stop.wait())
+        supervisor = server.frontend.supervisor
+        await _first(supervisor.wait_ready(), stop.wait())
+        if supervisor.failure:
+            raise DuplexdError(supervisor.failure)
         if not stop.is_set():
             started(_url(config, runner, tls=context is not None))
             await stop.wait()

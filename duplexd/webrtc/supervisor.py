@@ -61,6 +61,8 @@ class Supervisor:
         self.media: SharedMedia | None = None
         self._free_in: list[int] = []
         self._became_ready = asyncio.Event()
+        self._was_ready = False
+        self.failure = ""  #: why the first start failed; an engine that never came up is not started again
         self._stopping = False
         self._restart: asyncio.Task[None] | None = None
         self._backoff_s = RESTART_MIN_S
@@ -112,6 +114,7 @@ class Supervisor:
         ).decode()
 
     async def wait_ready(self) -> None:
+        """Until the engine is loaded, or `failure` says why it never will be."""
         await self._became_ready.wait()
 
     async def stop(self) -> None:
@@ -179,6 +182,7 @@ class Supervisor:
             self.ready, self.state = news, EngineState.READY
             self._backoff_s = RESTART_MIN_S
             self._became_ready.set()
+            self._was_ready = True
         elif isinstance(news, FreeSlots):
             self._free_in.extend(news.slots)
         elif isinstance(news, Metrics):
@@ -217,6 +221,10 @@ class Supervisor:
         if self._stopping:
             return
         code = _end(process) if process is not None else None
+        if not self._was_ready:
+            self.failure = f"the engine could not start ({_cause(code)}); its message stands above"
+            self._became_ready.set()
+            return
         reason = f"the engine process ended ({_cause(code)}); it is being restarted"
         log.error("%s", reason)
         self._on_gone(reason)

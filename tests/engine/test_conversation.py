@@ -37,6 +37,7 @@ def test_a_typed_turn_is_answered_and_remembered_whole() -> None:
     simulation.run()
 
     assert [0, 1, 2, 3, 4, 5, 6, 7, 8] == heard_words(listener)
+    assert 0 == listener.line.playout.underruns
     assert "0-0 0-1 0-2 0-3, 0-4 0-5 0-6 0-7, 0-8." == simulation.history()[1].text
     assert {1: [ResponseState.COMPLETED]} == simulation.final_states()
 
@@ -168,6 +169,7 @@ def test_a_page_that_reports_nothing_is_paced_by_a_conservative_clock() -> None:
     simulation.run()
 
     assert list(range(9)) == heard_words(listener)
+    assert 0 == listener.line.playout.underruns
     assert simulation.history()[1].estimated
     assert {1: [ResponseState.COMPLETED]} == simulation.final_states()
 
