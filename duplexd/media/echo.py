@@ -64,7 +64,7 @@ _NOTHING = EchoReport(0.0, 0.0, -1)
 class EchoReference:
     """One person's way from loudspeaker to microphone; sample indexes are of the input timeline (16 kHz).
 
-    Cost: about 0.25 ms a block with numpy on one core.
+    Cost: about 0.3 ms a block with numpy on one core, less when nothing is played.
     """
 
     def __init__(self, rule: EchoRule | None = None) -> None:

@@ -146,9 +146,9 @@ class EndpointRule:
 
 
 def default_rule() -> EndpointRule:
-    """What scripts/evaluate_endpoint recommends; the figures stand in its results file."""
+    """What scripts/evaluate_endpoint recommends; its figures stand in docs/endpoint.md."""
     rows = (
-        EndpointRow(ticks_from_ms(100), Scale(asked=0.1, closed=0.4, unknown=0.95, open=1.1)),
-        EndpointRow(ticks_from_ms(300), Scale(asked=0.0, closed=0.1, unknown=0.8, open=1.1)),
+        EndpointRow(ticks_from_ms(60), Scale(asked=0.2, closed=0.7, unknown=0.95, open=1.1)),
+        EndpointRow(ticks_from_ms(400), Scale(asked=0.05, closed=0.7, unknown=0.95, open=1.1)),
     )
-    return EndpointRule(rows, silence_max=Scale(asked=400, closed=600, unknown=700, open=900))
+    return EndpointRule(rows, silence_max=Scale(asked=500, closed=700, unknown=700, open=800))

@@ -1,7 +1,7 @@
 """Has the turn ended? Smart Turn v3.2 (BSD-2-Clause) judges the last 8 s of the person's audio.
 
 The network is a small Whisper encoder with a pooled head, int8; its output is a probability already. It always costs
-the same (about 90 ms of one core), however short the audio, so it is asked a few times a pause: see media/endpoint.py.
+the same (50 to 110 ms of one core), however short the audio, so it is asked a few times a pause: see media/endpoint.py.
 """
 
 from __future__ import annotations
