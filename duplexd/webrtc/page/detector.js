@@ -6,7 +6,7 @@
 //    a click, and is louder than the echo could be. Six voiced hops of the last ten are an onset.
 // 4. Echo: the loudest the character was 20-400 ms ago, plus the learned coupling, plus 6 dB must be exceeded. Until the
 //    coupling is learned a strong one is assumed: a person must then speak louder, but the character never stops itself.
-// 5. Echo cancellation holds a person's first 100 ms back while the character speaks (measured in Chromium 156). `TwinDetector`
+// 5. Echo cancellation holds a person's first 30-500 ms back while the character speaks (measured in Chromium 156). `TwinDetector`
 //    therefore listens to the same microphone without it as well: with headphones, or a weak echo, that ear is faster.
 //
 //    mic ----> band 8 kHz --+--> level, floor, pitch --> voiced? --> 6 of 10 --> on / off

@@ -52,7 +52,7 @@ export class LatencyView {
     row.append(element("span", "turn-name", `Turn ${turn.turn}`));
     const bar = element("span", "turn-bar");
     bar.setAttribute("aria-hidden", "true");
-    for (const [name, ms] of turn.parts) bar.append(this.part(name, ms, longest));
+    for (const [name, ms] of turn.parts) if (ms > 0) bar.append(this.part(name, ms, longest));
     row.append(bar, element("span", "turn-total", `${Math.round(turn.total_ms)} ms`));
     return row;
   }

@@ -12,7 +12,7 @@ import { WordsView } from "./words.js";
 const EVENTS_MAX = 2000;
 const LOG_LINES_MAX = 200;
 const LATENCIES_MAX = 200;
-const QUIET_EVENTS = new Set(["meter", "pong", "cursor", "words", "user"]); // too many for a log meant to be read
+const QUIET_EVENTS = new Set(["meter", "pong", "cursor", "words", "user", "heard"]); // too many for a log meant to be read
 const STATE_TEXT = {
   idle: "Not connected", connecting: "Connecting", ready: "Connected", listening: "Listening", thinking: "Thinking",
   speaking: "Speaking", held: "Paused, listening to you",
