@@ -84,6 +84,7 @@ class EngineCore:
         self._ready = False
         self._next_progress = Nanos(0)
         self._next_metrics = Nanos(0)
+        self._watch_until = Nanos(0)  #: figures go on for a while after the last session, to show that all came back
         self.doors_closed = ""
         self._anchor = tuple(Dialogue(plan.dialect).anchor)
 
@@ -122,7 +123,7 @@ class EngineCore:
     def timer(self) -> Nanos | None:
         """When to call `handle_timer` if nothing happens before; strictly later than the last call."""
         times = list(self._timers.values())
-        if self.sessions:
+        if self.sessions or self._now < self._watch_until:
             times.append(self._next_progress)
         return Nanos(max(min(times), self._now + 1)) if times else None
 
@@ -218,6 +219,7 @@ class EngineCore:
         if session.in_flight:
             self._closing[session.id] = session
         self.monitor.count("sessions_closed")
+        self._watch_until = Nanos(self._now + 3 * METRICS_EVERY)
 
     def _touch(self, session: Session, now: Nanos) -> None:
         """Something about this session has changed: decide, then offer what it wants."""

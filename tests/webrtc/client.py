@@ -160,6 +160,8 @@ class TestClient:
 
     async def _keep_pinging(self) -> None:
         for n in itertools.count():
+            if self.channels[wire.FAST_CHANNEL].readyState != "open":
+                return  # The other side has hung up.
             self.send(wire.FAST_CHANNEL, _json.encode(wire.Ping(n=n, at=n * 1000.0)).decode())
             await asyncio.sleep(1.0)
 
