@@ -28,8 +28,8 @@ from duplexd.bench.netem import ADDRESS_A, BadNetwork, Impairment
 from duplexd.bench.programs import RigError, end, start
 from duplexd.bench.pulse import LOUDSPEAKER_SINK, MICROPHONE_SINK, Echo, PulseRig
 from duplexd.bench.tap import RATE, Device, Tap, locate
-from duplexd.media.tones import SAMPLE_RATE, decode, word_pcm, word_samples
 from duplexd.clock import now
+from duplexd.media.tones import SAMPLE_RATE, decode, word_pcm, word_samples
 from duplexd.units import NANOS_PER_MS, Nanos, ms_from_nanos
 
 if TYPE_CHECKING:

@@ -29,10 +29,24 @@ class Clause(msgspec.Struct, frozen=True):
     ends_sentence: bool
 
 
+def halves(clause: Clause) -> tuple[Clause, Clause] | None:
+    """A clause that turned out too long to be spoken at once, as two; None for a single word."""
+    words = list(_WORD.finditer(clause.text))
+    if len(words) < 2:
+        return None
+    middle = words[len(words) // 2]
+    left = clause.text[: middle.start()].rstrip()
+    right = clause.text[middle.start() :]
+    return (
+        Clause(clause.index, left, clause.start, clause.start + len(left), False),
+        Clause(clause.index, right, clause.end - len(right), clause.end, clause.ends_sentence),
+    )
+
+
 class ClauseSplitter:
     """Push pieces of text, get whole clauses."""
 
-    def __init__(self, *, words_min: int = 2, words_max: int = 9, chars_max: int = 48) -> None:
+    def __init__(self, *, words_min: int = 2, words_max: int = 8, chars_max: int = 40) -> None:
         self.words_min = words_min
         self.words_max = words_max
         self.chars_max = chars_max

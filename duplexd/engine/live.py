@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import select
 from collections import deque
 from typing import Any
@@ -10,11 +11,13 @@ from duplexd import clock
 from duplexd.channel import Channel
 from duplexd.engine.work import Launch, StageFailed, StageFinished
 from duplexd.errors import ChannelClosed
-from duplexd.messages import pack, unpack_fact
+from duplexd.messages import ResponseChanged, ResponseState, pack, unpack_fact
 from duplexd.streams.executor import POLL_NS, Completion, Executor
 from duplexd.units import NANOS_PER_MS, Nanos
 
 IDLE_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
+
+log = logging.getLogger("duplexd.engine")
 
 
 class LiveWorld:
@@ -66,6 +69,8 @@ class LiveWorld:
         if isinstance(command, Launch):
             self._executor.launch(command.work, command.stage, command.jobs)
             return
+        if isinstance(command, ResponseChanged) and command.state is ResponseState.FAILED:
+            log.warning("session %d: response %d failed: %s", command.session, command.response, command.reason)
         try:
             self._channel.send(pack(command))
         except ChannelClosed:

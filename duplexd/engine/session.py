@@ -17,6 +17,7 @@ import msgspec
 
 from duplexd.engine.bargein import BargeInRule, Decision, VoiceView, content_words
 from duplexd.engine.chunk import Chunk, ChunkState, ChunkTable
+from duplexd.engine.clause import halves
 from duplexd.engine.dialogue import Context, Dialogue
 from duplexd.engine.monitor import Monitor
 from duplexd.engine.reply import PlacedWord, Reply, SpokenClause, spoken_words
@@ -117,8 +118,8 @@ class Pace:
 
     @property
     def worst(self) -> Ticks:
-        # A frame of 20 ms is on its way to the transport while the next one is asked for.
-        return Ticks(min(self._ceiling, max(self._floor, max(self._lately, default=Ticks(0)) + ticks_from_ms(20))))
+        # A frame of 20 ms is on its way to the transport while the next is asked for, and a report may err by as much.
+        return Ticks(min(self._ceiling, max(self._floor, max(self._lately, default=Ticks(0)) + ticks_from_ms(40))))
 
 
 class Session:
@@ -179,7 +180,7 @@ class Session:
         self._keys: deque[str] = deque(maxlen=KEYS_KEPT)
         self._window_floor = Ticks(0)  #: audio before this belongs to an earlier turn
         self._ready_since: dict[Role, Nanos] = {}
-        self._chunk_pace = Pace(floor=ticks_from_ms(40), ceiling=ticks_from_ms(400))
+        self._chunk_pace = Pace(floor=ticks_from_ms(60), ceiling=ticks_from_ms(400))
         self._clause_pace = Pace(floor=ticks_from_ms(100), ceiling=ticks_from_ms(800))
         self._clause_since = now
         self._think_failures = 0
@@ -359,12 +360,23 @@ class Session:
                 self._think_failures += 1
                 if self._think_failures >= THINK_FAILURES_MAX:
                     self.fault = f"the thinker failed {self._think_failures} times in a row, last: {reason}"
-            if flight.role is Role.TALK:
-                self._stores.discard(flight.detail[1])
+            if flight.role is Role.TALK and self._talk_in_halves(flight):
+                return
             if flight.role is Role.RENDER:
                 self._retire_chunk(flight.detail)
             if self.reply is not None and flight.epoch == self.timeline.epoch:
                 self._fail_reply(f"stage {flight.role.value} failed: {reason}", now)
+
+    def _talk_in_halves(self, flight: Flight) -> bool:
+        """A clause the talker cannot take is too long, as a rule: try its halves. False for a single word."""
+        reply: Reply | None = flight.detail[0]
+        _, lease, clause = flight.detail
+        self._stores.discard(lease)
+        parts = halves(clause)
+        if parts is None or reply is None or reply is not self.reply:
+            return False
+        reply.to_talk.extendleft(reversed(parts))
+        return True
 
     def _copied(self, facts: list[MediaArrived]) -> None:
         self._emit(FreeSlots(tuple(f.slot for f in facts)))

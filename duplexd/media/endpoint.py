@@ -44,13 +44,26 @@ OPEN_WORDS = frozenset(_OPEN.split())
 LOOSE_WORDS = frozenset(_LOOSE.split())
 
 
+#: A statement that opens with one of these, and has no comma yet, has not come to its main clause.
+SUBORDINATES = frozenset(
+    ("because", "if", "when", "while", "although", "though", "since", "unless", "until", "after", "before", "whenever")
+)
+#: Endings that announce what follows.
+EXPECTING = frozenset(
+    (("tell", "me"), ("you", "know"), ("wonder", "if"), ("let", "me"), ("want", "to"), ("going", "to"))
+)
+
+
 def ending_of(text: str) -> Ending:
     """How these words end. A question that stops at a loose word counts as no better than a full stop."""
     shown = text.rstrip(" \"'”’)")
     words = shown.split()
     if not shown or not words:
         return Ending.UNKNOWN
-    last = words[-1].strip(".,?!;:…-—\"'“”").lower()
+    bare = [word.strip(".,?!;:…-—\"'“”").lower() for word in words]
+    last = bare[-1]
+    if (bare[0] in SUBORDINATES and "," not in shown) or tuple(bare[-2:]) in EXPECTING:
+        return Ending.OPEN
     if shown[-1] in ",;:-—…" or shown.endswith("...") or (last in OPEN_WORDS and len(words) > 1):
         return Ending.OPEN
     if last in LOOSE_WORDS and len(words) > 1:

@@ -346,7 +346,7 @@ class Line:
         """Deadlines: a hold nobody decided, reports that stay away, a microphone that fell silent."""
         if self.hold is not None and now - self.hold.since >= self._hold_max:
             self._expire_hold(now)
-        if now - self._last_report_at >= REPORTS_MISSED_AFTER and now >= self._next_assumed:
+        if now >= self._next_assumed and self._reports_missed(now):
             self._assume(now)
         if self._last_audio_at and now - self._last_audio_at >= INPUT_LOST_AFTER:
             since, position = self._input_at
@@ -403,7 +403,7 @@ class Line:
         return min(pts, self.next_pts)
 
     def _reports_missed(self, now: Nanos) -> bool:
-        return now - self._last_report_at >= REPORTS_MISSED_AFTER
+        return self._last_report is None or now - self._last_report_at >= REPORTS_MISSED_AFTER
 
     def _cursor(self, place: Place | None, now: Nanos) -> Cursor:
         if place is None:

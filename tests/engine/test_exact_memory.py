@@ -15,7 +15,6 @@ import torch
 
 from duplexd.channel import MediaShape
 from duplexd.engine.core import EngineCore
-from duplexd.engine.loop import drive
 from duplexd.engine.process import EngineConfig, core_of
 from duplexd.engine.simulator import SimNetwork, SimWorld
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId

@@ -49,7 +49,7 @@ def test_a_reply_is_cut_where_a_person_would_breathe(text: str, clauses: list[st
 
 
 def test_a_number_is_not_cut_at_its_point() -> None:
-    assert ["Pi is about 3.14 or so."] == clauses_of("Pi is about 3.14 or so.", step=1)
+    assert clauses_of("Pi is about 3.14 or so.", step=1) == ["Pi is about 3.14 or so."]
 
 
 @given(st.text(alphabet="ab .,!?\n", max_size=200), st.integers(1, 9))
@@ -109,8 +109,8 @@ def test_an_interruption_splits_only_the_straddling_chunk() -> None:
 
     dropped = table.interrupt(Ticks(1400))
 
-    assert [ChunkState.RETIRING, ChunkState.DISCARDED] == [chunk.state for chunk in dropped]
-    assert 1400 == table.heard_ticks
+    assert [chunk.state for chunk in dropped] == [ChunkState.RETIRING, ChunkState.DISCARDED]
+    assert table.heard_ticks == 1400
     assert Span(Ticks(1000), Ticks(1400)) == chunks[1].span
 
 
@@ -120,7 +120,7 @@ def test_chunk_ids_never_repeat() -> None:
     table.interrupt(Ticks(0))
     second = plan_chunks(table, 2)
 
-    assert [1, 2, 3, 4] == [chunk.chunk_id for chunk in first + second]
+    assert [chunk.chunk_id for chunk in first + second] == [1, 2, 3, 4]
 
 
 def test_the_chunk_table_is_bounded() -> None:
@@ -163,10 +163,10 @@ def test_playback_is_extrapolated_only_while_it_plays_and_never_for_long() -> No
     timeline = published(10**7)
     timeline.report(reported(0, 48_000, 10**9), Nanos(10**9))
 
-    assert 48_000 + 4800 == timeline.playback(Nanos(10**9 + 10**8))
-    assert 48_000 + 24_000 == timeline.playback(Nanos(10**10))
+    assert timeline.playback(Nanos(10**9 + 10**8)) == 48_000 + 4800
+    assert timeline.playback(Nanos(10**10)) == 48_000 + 24_000
     timeline.held = True
-    assert 48_000 == timeline.playback(Nanos(10**10))
+    assert timeline.playback(Nanos(10**10)) == 48_000
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**10))
@@ -291,8 +291,8 @@ def test_what_is_an_interruption(changes: dict[str, object], decision: Decision)
 
 
 def test_acknowledgements_carry_no_content() -> None:
-    assert [] == content_words("Mm-hmm. Uh-huh, okay, yeah!")
-    assert ["no"] == content_words("Oh no.")
+    assert content_words("Mm-hmm. Uh-huh, okay, yeah!") == []
+    assert content_words("Oh no.") == ["no"]
     assert not echoes([], "anything")
 
 
@@ -317,8 +317,8 @@ def test_a_cut_reply_keeps_its_heard_tokens() -> None:
     dialogue.think([1000, 1002, 1005])
     other = dialogue.interrupted(kept=2, text="0-0 0-1")
 
-    assert [0, 1, 5, 103, 2, 1000, 1002, 3] == other.tokens()
-    assert [0, 1, 5, 103, 2, 1000, 1002, 1005] == dialogue.tokens()
+    assert other.tokens() == [0, 1, 5, 103, 2, 1000, 1002, 3]
+    assert dialogue.tokens() == [0, 1, 5, 103, 2, 1000, 1002, 1005]
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
@@ -362,7 +362,7 @@ def test_whoever_is_nearest_silence_goes_first_then_first_sounds_then_the_rest()
     ahead = work(5, buffer=ticks_from_ms(800))
     far_ahead = work(6, buffer=ticks_from_ms(1400))
 
-    assert [1, 2, 3, 4, 5, 6] == order(far_ahead, ahead, listening, first_sound, low, nearly_silent)
+    assert order(far_ahead, ahead, listening, first_sound, low, nearly_silent) == [1, 2, 3, 4, 5, 6]
 
 
 def test_old_input_is_not_starved() -> None:
@@ -370,14 +370,14 @@ def test_old_input_is_not_starved() -> None:
     ahead = work(2, buffer=ticks_from_ms(800), ready_at=Nanos(0))
     fresh_first_sound = work(3, started=False, ready_at=Nanos(9 * 10**8))
 
-    assert [1, 3, 2] == order(ahead, fresh_first_sound, old, now=10**9)
+    assert order(ahead, fresh_first_sound, old, now=10**9) == [1, 3, 2]
 
 
 def test_without_a_cursor_a_session_is_served_by_age() -> None:
     unmeasured = work(1, measured=False, buffer=Ticks(0), ready_at=Nanos(5))
     older = work(2, measured=False, buffer=ticks_from_ms(1400), ready_at=Nanos(1))
 
-    assert [2, 1] == order(unmeasured, older)
+    assert order(unmeasured, older) == [2, 1]
 
 
 def test_fcfs_knows_nothing_of_the_listener() -> None:
