@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thinker_fakes import CHATML, LLAMA3, Tiny, random_weights, small_tokenizer, write_folder, write_tokenizer
+from thinker_fakes import (
+    CHATML,
+    LLAMA3,
+    Tiny,
+    random_weights,
+    small_tokenizer,
+    write_folder,
+    write_tokenizer,
+    write_vocabulary_gguf,
+)
 
 from duplexd.errors import ConfigError, ModelError
 from duplexd.models.pocket.persona import Exchange, Persona, load_persona
@@ -37,6 +46,17 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> Dialect:
     return dialect_of(tmp_path_factory.mktemp("chatml"))
 
 
+@pytest.fixture(scope="module")
+def in_gguf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dialect]:
+    """The same tokens in GGUF files, one per splitting rule."""
+    folder = tmp_path_factory.mktemp("gguf")
+    files = {
+        pre: write_vocabulary_gguf(folder / f"{pre}.gguf", small_tokenizer(CHATML), CHATML, pre=pre)
+        for pre in ("smollm", "qwen2", "llama-bpe", "gpt-2")
+    }
+    return {pre: Dialect(load_vocabulary(file), PERSONA) for pre, file in files.items()}
+
+
 def spelled(dialect: Dialect, ids: list[int]) -> str:
     """Text with control tokens written out."""
     names = {index: name for name, index in dialect._vocabulary.control.items()}
@@ -53,6 +73,25 @@ def split_at_each_word(dialect: Dialect, sentence: str) -> list[list[int]]:
         dialect.words(" ".join(words[:cut]), first=True) + dialect.words(" ".join(words[cut:]), first=False)
         for cut in range(1, len(words))
     ]
+
+
+@pytest.mark.parametrize("pre", ["smollm", "qwen2", "llama-bpe", "gpt-2"])
+@given(text=st.text(min_size=1, max_size=60))
+def test_every_splitting_rule_starts_a_piece_at_a_word(in_gguf: dict[str, Dialect], pre: str, text: str) -> None:
+    dialect = in_gguf[pre]
+    words = [*text.split(), "it's", "42,000", *text.split()[:3]]
+    by_word = [token for index, word in enumerate(words) for token in dialect.words(word, first=index == 0)]
+
+    assert by_word == dialect.words(" ".join(words), first=True)
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_a_gguf_says_the_same_as_a_folder(in_gguf: dict[str, Dialect], chatml: Dialect, sentence: str) -> None:
+    file = in_gguf["smollm"]
+
+    assert file.words(sentence, first=True) == chatml.words(sentence, first=True)
+    assert file.anchor() == chatml.anchor()
+    assert file.stop == (*chatml.stop, file._vocabulary.control["<|endoftext|>"])
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
@@ -193,6 +232,12 @@ def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram"}, "decoder": None}))
     with pytest.raises(ModelError, match="no byte-level BPE tokenizer"):
         load_vocabulary(tmp_path)
+
+
+def test_an_unknown_splitting_rule_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
+    path = write_vocabulary_gguf(tmp_path / "v.gguf", small_tokenizer(CHATML), CHATML, pre="chameleon")
+    with pytest.raises(ModelError, match="gpt2/chameleon; allowed are gpt2/smollm, gpt2/qwen2, "):
+        load_vocabulary(path)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

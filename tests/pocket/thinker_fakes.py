@@ -295,3 +295,22 @@ def write_tokenizer(path: Path, tokenizer: Tokenizer, **settings: Any) -> Path:
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     return path
+
+
+def write_vocabulary_gguf(path: Path, tokenizer: Tokenizer, control: Sequence[str], *, pre: str) -> Path:
+    """The tokenizer's tokens and merges in a GGUF file, split by the rule that llama.cpp calls `pre`."""
+    model = json.loads(tokenizer.to_str())["model"]
+    size = tokenizer.get_vocab_size()
+    names = [tokenizer.id_to_token(index) for index in range(size)]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(names)
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    writer.add_token_types([3 if name in control else 1 for name in names])
+    writer.add_eos_token_id(names.index(control[0]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

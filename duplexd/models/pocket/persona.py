@@ -1,7 +1,7 @@
-"""Who the character is: a name, and a few example turns that stand before every conversation.
+"""Who the character is: a name, a line of instruction and a few example turns that stand before every conversation.
 
-A small model takes its manner from turns it seems to have said, and is led astray by instructions
-(scripts/persona/evaluation.md has the figures).
+A small model takes its manner from turns it seems to have said: without them it lectures, claims to be a novelist and
+forgets its name, whatever the instruction says (scripts/persona/persona-evaluation.md has the figures).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Persona(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str  #: what the character calls itself
     turns: tuple[Exchange, ...] = ()  #: oldest first
-    system: str = ""  #: instruction before the turns; empty for models that do worse with one
+    system: str = ""  #: instruction before the turns; may be empty
 
 
 def load_persona(path: Path | None = None) -> Persona:
