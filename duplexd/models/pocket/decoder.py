@@ -91,7 +91,9 @@ class Decoder:
         self.device = device
         self.rotary = Rotary(self.shape, context_max=context_max, dtype=self.cache_dtype, device=device)
         self.embedding = weights.embedding.dense().to(device, self.dtype)
-        self.head: Head = hold_head(weights.head, precision, device)
+        tied = weights.head.names == weights.embedding.names
+        head = self.embedding if tied else weights.head.dense().to(device, self.dtype)
+        self.head: Head = hold_head(head, precision)
         self._final_norm = weights.final_norm().to(device, self.dtype)
         self._layers = [self._hold(weights.layer(index), precision) for index in range(self.shape.layers)]
 

@@ -198,8 +198,8 @@ def _int8_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
     return product
 
 
-def hold_head(matrix: Matrix, precision: Precision, device: torch.device) -> Head:
-    weight = matrix.dense().to(device, precision.dtype)
+def hold_head(weight: Tensor, precision: Precision) -> Head:
+    """A head over (vocabulary, width) in the precision's dtype; the tensor is kept, not copied."""
     if precision in (Precision.INT4, Precision.INT8):
         return RescoredHead(weight, _int8_product(weight))
     if precision is Precision.BFLOAT16:
