@@ -13,6 +13,7 @@ from duplexd.engine.work import Launch, StageFailed, StageFinished
 from duplexd.errors import ChannelClosed
 from duplexd.messages import ResponseChanged, ResponseState, pack, unpack_fact
 from duplexd.streams.executor import POLL_NS, Completion, Executor
+from duplexd.streams.stage import Failed
 from duplexd.units import NANOS_PER_MS, Nanos
 
 IDLE_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
@@ -78,7 +79,11 @@ class LiveWorld:
 
 
 def _fact(completion: Completion) -> StageFinished | StageFailed:
+    for result in completion.results:
+        if isinstance(result, Failed):
+            log.warning("session %d: stage %s: %s", result.session, completion.stage, result.reason)
     if completion.failure is None:
         return StageFinished(completion.work, completion.results, completion.started, completion.ended)
     failure = completion.failure
+    log.error("stage %s failed", completion.stage, exc_info=failure)
     return StageFailed(completion.work, f"{type(failure).__name__}: {failure}")

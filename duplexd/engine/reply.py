@@ -67,6 +67,7 @@ class Reply:
         stream: TextStream,
         accepted_at: Nanos,
         sentences_max: int,
+        words_enough: int,
         tokens_max: int,
     ) -> None:
         self.response = response
@@ -94,6 +95,7 @@ class Reply:
         self._splitter = ClauseSplitter()
         self._token_ends: list[int] = []
         self._sentences_max = sentences_max
+        self._words_enough = words_enough
         self._tokens_max = tokens_max
 
     @property
@@ -119,10 +121,17 @@ class Reply:
             clauses = self._splitter.push(self._stream.push(token))
             self._token_ends.append(len(self.text))
             self.to_talk.extend(clauses)
-            if self._splitter.sentences >= self._sentences_max or len(self.tokens) >= self._tokens_max:
+            if self._enough(clauses) or len(self.tokens) >= self._tokens_max:
                 self._finish_thinking(whole=False)
                 break
         return taken
+
+    def _enough(self, clauses: list[Clause]) -> bool:
+        """A sentence has just ended, and enough has been said: small models ramble."""
+        if not clauses or not clauses[-1].ends_sentence:
+            return False
+        said = len(self.text[: clauses[-1].end].split())
+        return self._splitter.sentences >= self._sentences_max or said >= self._words_enough
 
     def _finish_thinking(self, *, whole: bool) -> None:
         """A reply that was cut short ends with its last whole sentence, if it has one."""

@@ -528,6 +528,7 @@ class Session:
             stream=self._plan.dialect.stream(),
             accepted_at=now,
             sentences_max=self._plan.reply_sentences_max,
+            words_enough=self._plan.reply_words_enough,
             tokens_max=self._plan.reply_tokens_max,
         )
         self.reply.ended_at = ended_at

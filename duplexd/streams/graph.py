@@ -62,6 +62,7 @@ class ModelPlan:
         page_tokens: int,
         reply_tokens_max: int,
         reply_sentences_max: int,
+        reply_words_enough: int,
         think_steps: int,
         ring_samples: int,
         listen_max: Ticks,
@@ -83,6 +84,7 @@ class ModelPlan:
         self.page_tokens = page_tokens
         self.reply_tokens_max = reply_tokens_max
         self.reply_sentences_max = reply_sentences_max
+        self.reply_words_enough = reply_words_enough  #: a sentence that ends after so many words is the last
         self.think_steps = think_steps  #: tokens of one think step: what an interruption waits for at most
         self.ring_samples = ring_samples  #: 16 kHz samples of one session's ingest ring
         self.listen_max = listen_max  #: longest window the ears re-encode

@@ -71,13 +71,14 @@ def test_refusing_is_free_where_there_is_something_to_refuse(script: ModuleType)
     assert lacks(script, "I can't help with that, cat.", group="honesty") == []
 
 
-def test_the_persona_of_the_package_is_the_candidate_that_won() -> None:
-    """The table in persona-evaluation.md speaks about what people meet."""
+def test_the_persona_of_the_package_is_a_candidate_of_example_turns_alone() -> None:
+    """The table in persona-evaluation.md speaks about what people meet; no instruction is put before a thinker."""
     candidates = msgspec.toml.decode(
         (SCRIPT.parent / "persona" / "candidates.toml").read_bytes(), type=dict[str, Persona]
     )
 
-    assert load_persona() == candidates["mia"]
+    assert load_persona() == candidates["mia-turns-only"]
+    assert load_persona().system == ""
 
 
 def test_no_candidate_was_shown_a_question_it_is_asked(script: ModuleType) -> None:

@@ -35,6 +35,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         page_tokens=PAGE_TOKENS,
         reply_tokens_max=33,
         reply_sentences_max=1,
+        reply_words_enough=1,
         think_steps=4,
         ring_samples=RING_SAMPLES,
         listen_max=ticks_from_ms(8000),

@@ -27,6 +27,7 @@ LATENTS_PER_SESSION = 3
 CLAUSE_MAX = ticks_from_ms(3000)
 REPLY_TOKENS_MAX = 72
 REPLY_SENTENCES_MAX = 2
+REPLY_WORDS_ENOUGH = 9
 THINK_STEPS = 4
 CHUNK_RAMP = (ticks_from_ms(150), ticks_from_ms(200), ticks_from_ms(300))
 
@@ -102,6 +103,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         page_tokens=PAGE_TOKENS,
         reply_tokens_max=REPLY_TOKENS_MAX,
         reply_sentences_max=REPLY_SENTENCES_MAX,
+        reply_words_enough=REPLY_WORDS_ENOUGH,
         think_steps=THINK_STEPS,
         ring_samples=ears.RING_SAMPLES,
         listen_max=ticks_from_ms(8000),

@@ -42,6 +42,7 @@ WORKSPACE = "workspace"
 CONTEXT_MAX = 1024
 BATCH_MAX = 2
 REPETITION_PENALTY = 1.15
+STOP_PENALTY = 1e4
 #: The longest a single token is spoken: a year or a long number read out, digit by digit.
 TOKEN_TICKS_MAX = ticks_from_ms(600)
 
@@ -219,8 +220,12 @@ class Thinker:
             work.fault = "the hidden state is not finite"
             return
         said = list(dict.fromkeys((*work.job.reply, *work.tokens)))
+        penalty = self._penalty
+        if not said:
+            # A reply that ends before it begins leaves a person waiting for nothing: the first token is a word.
+            said, penalty = list(work.job.stop), STOP_PENALTY
         already = torch.tensor(said, device=self._device) if said else None
-        work.tokens.append(self.decoder.head.best(hidden, already, self._penalty))
+        work.tokens.append(self.decoder.head.best(hidden, already, penalty))
 
     def _end(self, work: _Work) -> ThinkResult | Failed:
         if work.fault:
