@@ -1,19 +1,19 @@
 """Errors a user can act on: what was asked, what is allowed, which session.
 
-    DuplexdError
-    +-- ConfigError          an option is unknown, missing or out of its range
-    +-- WeightsError         a weights file is missing or damaged
-    +-- ModelError           a model family or checkpoint cannot be loaded
-    +-- ArenaError
-    |   +-- ArenaFull        no slot or page is free
-    |   +-- StaleLease       a slot was used after it had been given back
-    |   +-- LedgerError      the ledger contradicts itself: always a bug of duplexd
-    +-- ChannelError
-    |   +-- ChannelClosed    the other process went away
-    |   +-- ChannelFull      the other process does not read
-    +-- SessionRefused       admission said no; the text names what is missing
-    +-- InputRefused         one input was refused; the session goes on
-    +-- EngineGone           the engine process died; its sessions have ended
+DuplexdError
++-- ConfigError          an option is unknown, missing or out of its range
++-- WeightsError         a weights file is missing or damaged
++-- ModelError           a model family or checkpoint cannot be loaded
++-- ArenaError
+|   +-- ArenaFull        no slot or page is free
+|   +-- StaleLease       a slot was used after it had been given back
+|   +-- LedgerError      the ledger contradicts itself: always a bug of duplexd
++-- ChannelError
+|   +-- ChannelClosed    the other process went away
+|   +-- ChannelFull      the other process does not read
++-- SessionRefused       admission said no; the text names what is missing
++-- InputRefused         one input was refused; the session goes on
++-- EngineGone           the engine process died; its sessions have ended
 """
 
 from __future__ import annotations

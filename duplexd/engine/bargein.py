@@ -5,7 +5,7 @@ The rules are tried in order; the first that applies decides:
 
     1. the person pressed stop                                       -> ADVANCE
     2. nothing of the reply was heard yet                            -> ADVANCE once the voice is `voice_min` long
-    3. what was heard is mostly the character itself                 -> RESUME
+    3. the sound is over, and most of it was the character itself    -> RESUME
     4. words that are more than an acknowledgement, and not the reply's own -> ADVANCE
     5. the voice is over, and it was short, an acknowledgement or no words  -> RESUME
     6. `decide_max` has passed                                       -> ADVANCE with words, RESUME without
@@ -34,7 +34,7 @@ class VoiceView(msgspec.Struct, frozen=True):
     elapsed: Ticks  #: since the onset, on the input timeline
     voiced: Ticks  #: voiced and not explained by the character's own sound
     echo: Ticks  #: explained by the character's own sound
-    silence: Ticks  #: since the last voiced block
+    quiet: Ticks  #: since the last loud block, whoever made the sound
     text: str  #: newest transcript
     transcribed: bool  #: the transcript covers everything voiced
     reply_heard: bool  #: at least one word of the reply was heard
@@ -44,6 +44,7 @@ class VoiceView(msgspec.Struct, frozen=True):
 class BargeInTunables(msgspec.Struct, frozen=True):
     voice_min: Ticks = ticks_from_ms(200)  #: a shorter voice is no interruption
     silence_end: Ticks = ticks_from_ms(300)  #: the voice is over after this much silence
+    patience: Ticks = ticks_from_ms(650)  #: how long the server may take to hear what the page heard
     decide_max: Ticks = ticks_from_ms(1600)  #: under the front end's `hold_max` of 2 s
 
 
@@ -51,7 +52,7 @@ ACKNOWLEDGEMENTS = frozenset(
     ("er", "huh", "ah", "aha", "oh", "ooh", "aw", "wow", "okay", "ok", "yeah", "yep", "yes", "yup", "right", "sure")
 )
 _HUM = re.compile(r"[mh]+|u+[mh]+(u+h+)?")  # mm, mhm, mmhmm, hmm, um, uh, uhuh, uhhuh
-_WORD = re.compile(r"[a-z']+")
+_WORD = re.compile(r"[a-z0-9']+")
 
 
 class BargeInRule:
@@ -64,8 +65,10 @@ class BargeInRule:
             return Decision.ADVANCE
         if not view.reply_heard and view.voiced >= t.voice_min:
             return Decision.ADVANCE
-        over = view.silence >= t.silence_end
-        if view.echo > view.voiced and (over or view.echo >= 2 * t.voice_min):
+        # The page hears a soft beginning before the server does: until then quiet proves nothing.
+        over = view.quiet >= t.silence_end and (view.voiced > 0 or view.echo > 0 or view.elapsed >= t.patience)
+        # While playout is frozen nothing new comes back: an echo is over within half a second, a person is not.
+        if view.echo > view.voiced and over:
             return Decision.RESUME
         words = content_words(view.text)
         # One word that the reply also holds may well be the person's ("Paris?"), unless sound came back as well.

@@ -670,7 +670,7 @@ class Session:
             elapsed=Ticks(utterance.input_end - contest.onset),
             voiced=Ticks(utterance.voiced_ticks),
             echo=Ticks(utterance.echo_ticks),
-            silence=utterance.silence,
+            quiet=utterance.quiet,
             text=utterance.text,
             transcribed=utterance.complete,
             reply_heard=heard > 0,

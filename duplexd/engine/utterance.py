@@ -45,6 +45,7 @@ class Utterance:
         self.partial = ""  #: newest text of the window
         self.stable = ""  #: agreed prefix of the window's text
         self.voiced_until = onset
+        self.loud_until = onset  #: like `voiced_until`, but sound explained as the character's own counts too
         self.voiced_at = Nanos(0)  #: when the last voiced sample was captured
         self.voiced_ticks = 0
         self.echo_ticks = 0
@@ -62,6 +63,8 @@ class Utterance:
     def take(self, span: Span, *, voiced: bool, echo: bool, voice: float, captured_at: Nanos) -> None:
         """One block of input audio has arrived."""
         self.input_end = span.end
+        if voiced or echo:
+            self.loud_until = span.end
         if voiced:
             if span.start - self.voiced_until >= PAUSE_MIN:
                 self._pauses.append(Ticks((span.start + self.voiced_until) // 2))
@@ -77,6 +80,11 @@ class Utterance:
     @property
     def silence(self) -> Ticks:
         return Ticks(max(0, self.input_end - self.voiced_until))
+
+    @property
+    def quiet(self) -> Ticks:
+        """Since any sound, the person's or the character's own."""
+        return Ticks(max(0, self.input_end - self.loud_until))
 
     # windows -------------------------------------------------------------------------------------------------------
 

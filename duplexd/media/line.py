@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplexd.ids import Epoch, ResponseId, SessionId, TurnId
-from duplexd.media.echo import EchoReference
+from duplexd.media.echo import EchoReference, EchoRule
 from duplexd.media.framer import RATE as INPUT_RATE
 from duplexd.media.framer import AudioBlock, Framer
 from duplexd.media.playout import FRAME, Pcm, Place, Playout
@@ -53,11 +53,12 @@ from duplexd.units import (
 
 HOLD_MAX = Nanos(2000 * NANOS_PER_MS)
 BIAS = ticks_from_ms(12)  #: decoded and unplayed audio the page's statistics do not show (measured: 12 ms, sd 5)
-BOUND = ticks_from_ms(20)  #: published error of a measured cursor (measured against a loudspeaker tap)
+BOUND = ticks_from_ms(15)  #: published error of a measured cursor (bench barge-in against a loudspeaker: p99 9 ms)
 ASSUMED_LAG = ticks_from_ms(250)  #: transport, jitter buffer and output of a listener who reports nothing
 ASSUMED_BOUND = ticks_from_ms(120)
 REPORTS_MISSED_AFTER = Nanos(1500 * NANOS_PER_MS)
 INPUT_LOST_AFTER = Nanos(700 * NANOS_PER_MS)
+ECHO_GAIN_CANCELLED = 0.01  #: strongest echo assumed behind a canceller, as power: -20 dB (measured: -62 dB)
 REHOLD_AFTER = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
 
 
@@ -169,6 +170,11 @@ class Line:
         self._out.clear()
         return out
 
+    def set_echo_cancellation(self, on: bool) -> None:
+        """What the page's microphone really has: with a canceller far less can come back."""
+        if self._echo is not None:
+            self._echo.rule = EchoRule(gain_max=ECHO_GAIN_CANCELLED) if on else EchoRule()
+
     # The person's audio --------------------------------------------------------------------------------------------
 
     def on_audio(self, pcm: NDArray[np.int16], rtp: int, now: Nanos) -> None:
@@ -276,8 +282,7 @@ class Line:
         self._finish_latency(report, place)
 
     def say(self, text: str, key: str, now: Nanos) -> None:
-        """Typed words: they interrupt like a voice that needs no judgement, so the ear's position is asked for first.
-        """
+        """Typed words: they interrupt like a voice that needs no judgement, so the ear's position is asked for first."""
         fact = TextArrived(self.session, text, key)
         if self.hold is None and self.audible(now) and self.allow_barge_in:
             self._after_advance.append(fact)

@@ -1,11 +1,11 @@
 """Cache classes: what a slot holds, how long it lives, how it gets its positions (DESIGN §2, seed 000).
 
-    class      lives until                       eviction   positions
-    ANCHOR     close of the session              pinned     first, never move
-    RECENT     slides out of the window          sliding    given at read
-    CURRENT    its epoch ends, or it is heard    with epoch given at read
-    INGEST     slides out; survives an epoch     sliding    given at read
-    LONG_TERM  offloaded or compressed           offload    given at read
+class      lives until                       eviction   positions
+ANCHOR     close of the session              pinned     first, never move
+RECENT     slides out of the window          sliding    given at read
+CURRENT    its epoch ends, or it is heard    with epoch given at read
+INGEST     slides out; survives an epoch     sliding    given at read
+LONG_TERM  offloaded or compressed           offload    given at read
 """
 
 from __future__ import annotations

@@ -183,6 +183,8 @@ class Visit:
     def _on_set(self, message: wire.Set) -> None:
         if message.barge_in is not None:
             self.line.allow_barge_in = message.barge_in
+        if message.echo_cancellation is not None:
+            self.line.set_echo_cancellation(message.echo_cancellation)
         self._owner.supervisor.send(SettingChanged(self.session, message.barge_in, message.echo_cancellation))
 
     def _on_pos(self, message: wire.Pos, now: Nanos) -> None:

@@ -137,6 +137,7 @@ def plan_with(thinker: Thinker) -> ModelPlan:
         page_tokens=8,
         reply_tokens_max=16,
         reply_sentences_max=1,
+        reply_words_enough=1,
         think_steps=4,
         ring_samples=clock.ring_samples,
         listen_max=clock.listen_max,

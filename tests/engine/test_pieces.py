@@ -257,7 +257,7 @@ def view(**changes: object) -> VoiceView:
         "elapsed": ticks_from_ms(400),
         "voiced": ticks_from_ms(350),
         "echo": Ticks(0),
-        "silence": Ticks(0),
+        "quiet": Ticks(0),
         "text": "",
         "transcribed": False,
         "reply_heard": True,
@@ -272,15 +272,25 @@ def view(**changes: object) -> VoiceView:
         pytest.param({"source": "stop", "voiced": Ticks(0)}, Decision.ADVANCE, id="stop button"),
         pytest.param({"text": "Wait a moment"}, Decision.ADVANCE, id="words"),
         pytest.param({"text": "Stop."}, Decision.ADVANCE, id="one word"),
-        pytest.param({"text": "Mm-hmm.", "silence": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="mm-hm"),
-        pytest.param({"text": "Uh-huh, yeah.", "silence": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="uh-huh"),
+        pytest.param({"text": "Mm-hmm.", "quiet": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="mm-hm"),
+        pytest.param({"text": "Uh-huh, yeah.", "quiet": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="uh-huh"),
         pytest.param({}, Decision.WAIT, id="no words yet"),
-        pytest.param({"voiced": ticks_from_ms(90), "silence": ticks_from_ms(320)}, Decision.RESUME, id="cough"),
+        pytest.param({"text": "42"}, Decision.ADVANCE, id="a number"),
+        pytest.param(
+            {"voiced": Ticks(0), "quiet": ticks_from_ms(320)}, Decision.WAIT, id="the page heard it before the server"
+        ),
+        pytest.param(
+            {"voiced": Ticks(0), "quiet": ticks_from_ms(700), "elapsed": ticks_from_ms(700)},
+            Decision.RESUME,
+            id="only the page heard it",
+        ),
+        pytest.param({"voiced": ticks_from_ms(90), "quiet": ticks_from_ms(320)}, Decision.RESUME, id="cough"),
         pytest.param({"elapsed": ticks_from_ms(1700)}, Decision.RESUME, id="music: voice without words"),
-        pytest.param({"echo": ticks_from_ms(500)}, Decision.RESUME, id="own voice"),
+        pytest.param({"echo": ticks_from_ms(500), "quiet": ticks_from_ms(320)}, Decision.RESUME, id="own voice"),
+        pytest.param({"echo": ticks_from_ms(500)}, Decision.WAIT, id="own voice, perhaps with a person"),
         pytest.param({"text": "of France is Paris"}, Decision.WAIT, id="words of the reply itself"),
         pytest.param(
-            {"text": "of France is Paris", "silence": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="own words"
+            {"text": "of France is Paris", "quiet": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="own words"
         ),
         pytest.param({"text": "Paris?"}, Decision.ADVANCE, id="asks back with a word of the reply"),
         pytest.param({"reply_heard": False}, Decision.ADVANCE, id="goes on before the reply was heard"),

@@ -74,9 +74,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
                 session_slots=pages,
                 shared_slots=anchor,
             ),
-            PartitionSpec(
-                "ingest", slots, sessions, (FieldSpec("pcm", (ears.RING_SAMPLES,)),), session_slots=1
-            ),
+            PartitionSpec("ingest", slots, sessions, (FieldSpec("pcm", (ears.RING_SAMPLES,)),), session_slots=1),
             PartitionSpec(
                 "latents",
                 slots,
