@@ -106,7 +106,7 @@ class MediaShape(msgspec.Struct, frozen=True):
 
 
 class SharedMedia:
-    """Both processes' view of the slots. The front end writes input and reads output, the engine the other way round."""
+    """Both processes' view of the slots. The front end writes input and reads output; the engine, the reverse."""
 
     def __init__(self, shape: MediaShape, fd: int) -> None:
         self.shape = shape

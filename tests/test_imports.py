@@ -23,7 +23,13 @@ ALLOWED = {
 #: Modules of the core may import none of these: time, effects and tensors come from the world.
 FORBIDDEN_IN_CORE = {"torch", "asyncio", "threading", "socket", "time", "random", "select", "subprocess"}
 CORE_PACKAGES = {"engine": {"live", "process", "simulator", "trace"}, "memory": {"arena", "tiers"}}
-CORE_MODULES = {("streams", "stage"), ("streams", "graph"), ("streams", "fence"), ("media", "playout"), ("media", "line")}
+CORE_MODULES = {
+    ("streams", "stage"),
+    ("streams", "graph"),
+    ("streams", "fence"),
+    ("media", "playout"),
+    ("media", "line"),
+}
 
 
 def modules() -> list[Path]:

@@ -1,4 +1,4 @@
-"""Scheduling policies: one class each, chosen by name. A policy ranks work; least first; it sees no transport object."""
+"""Scheduling policies: one class each, chosen by name. A policy ranks work, least first, and sees no transport."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ class Line:
         self._finish_latency(report, place)
 
     def say(self, text: str, key: str, now: Nanos) -> None:
-        """Typed words: they interrupt like a voice that needs no judgement, so the ear's position is asked for first."""
+        """Typed words interrupt like a voice that needs no judgement, so the ear's position is asked for first."""
         fact = TextArrived(self.session, text, key)
         if self.hold is None and self.audible(now) and self.allow_barge_in:
             self._after_advance.append(fact)

@@ -55,7 +55,7 @@ def test_a_spoken_turn_is_answered() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_history_is_what_was_heard_at_random_interruptions(seed: int) -> None:
-    """Twenty interruptions at random moments: remembered == heard, but for words inside the cursor's error (T-BI-01)."""
+    """Twenty interruptions at random: remembered == heard, but for words inside the cursor's error (T-BI-01)."""
     rng = Random(seed)
     simulation = Simulation(seed=seed, until_ms=12_000)
     listener = simulation.connect(network=SimNetwork(delay=ms(rng.uniform(1, 60)), buffer=ms(rng.uniform(40, 200))))

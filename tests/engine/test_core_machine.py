@@ -1,4 +1,4 @@
-"""The core under random people: a Hypothesis machine on the word clock, with the rules that never bend as invariants."""
+"""The core under random people: a Hypothesis machine on the word clock, the rules that never bend as invariants."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def plan_with(thinker: Thinker) -> ModelPlan:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_keys_after_interruptions_equal_a_fresh_prefill(seed: int, tmp_path: Path) -> None:
-    """Typed turns, voices that interrupt, clicks that do not, stops: the arena holds exactly what was heard and said."""
+    """Typed turns, voices that interrupt, clicks that do not, stops: the arena holds what was heard and said."""
     rng = Random(seed)
     simulation = ThinkingSimulation(tmp_path / "tiny", seed=seed, until_ms=24_000)
     listener = simulation.connect(at_ms=200, network=SimNetwork(delay=ms(12), buffer=ms(80)))

@@ -266,14 +266,17 @@ def view(**changes: object) -> VoiceView:
     return VoiceView(**(base | changes))  # type: ignore[arg-type]
 
 
+OVER: dict[str, object] = {"quiet": ticks_from_ms(320), "transcribed": True}  #: the voice has ended and was read
+
+
 @pytest.mark.parametrize(
     ("changes", "decision"),
     [
         pytest.param({"source": "stop", "voiced": Ticks(0)}, Decision.ADVANCE, id="stop button"),
         pytest.param({"text": "Wait a moment"}, Decision.ADVANCE, id="words"),
         pytest.param({"text": "Stop."}, Decision.ADVANCE, id="one word"),
-        pytest.param({"text": "Mm-hmm.", "quiet": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="mm-hm"),
-        pytest.param({"text": "Uh-huh, yeah.", "quiet": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="uh-huh"),
+        pytest.param({"text": "Mm-hmm.", **OVER}, Decision.RESUME, id="mm-hm"),
+        pytest.param({"text": "Uh-huh, yeah.", **OVER}, Decision.RESUME, id="uh-huh"),
         pytest.param({}, Decision.WAIT, id="no words yet"),
         pytest.param({"text": "42"}, Decision.ADVANCE, id="a number"),
         pytest.param(
@@ -289,9 +292,7 @@ def view(**changes: object) -> VoiceView:
         pytest.param({"echo": ticks_from_ms(500), "quiet": ticks_from_ms(320)}, Decision.RESUME, id="own voice"),
         pytest.param({"echo": ticks_from_ms(500)}, Decision.WAIT, id="own voice, perhaps with a person"),
         pytest.param({"text": "of France is Paris"}, Decision.WAIT, id="words of the reply itself"),
-        pytest.param(
-            {"text": "of France is Paris", "quiet": ticks_from_ms(320), "transcribed": True}, Decision.RESUME, id="own words"
-        ),
+        pytest.param({"text": "of France is Paris", **OVER}, Decision.RESUME, id="own words"),
         pytest.param({"text": "Paris?"}, Decision.ADVANCE, id="asks back with a word of the reply"),
         pytest.param({"reply_heard": False}, Decision.ADVANCE, id="goes on before the reply was heard"),
     ],
