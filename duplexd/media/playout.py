@@ -98,7 +98,8 @@ class Playout:
             return False
         if self._queued + span.length > self._queued_max:
             raise OverflowError(f"{self._queued} ticks are queued; the bound is {self._queued_max}")
-        self._queue.append(Piece(epoch, span.start, pcm))
+        if len(pcm):
+            self._queue.append(Piece(epoch, span.start, pcm))
         self._queued += len(pcm) * self._ticks_per_sample
         self._expecting = not last
         return True
@@ -125,22 +126,23 @@ class Playout:
         self._starved_at = None
 
     def resume(self, heard: Ticks) -> None:
-        """Go on from `heard`: what was sent after it was muted and is sent again."""
+        """Go on from `heard`: what was sent after it was muted and is sent again, from the sample that holds it."""
         self.held = False
-        again: deque[Piece] = deque()
-        for piece in reversed(self._sent):
-            end = piece.start + len(piece.pcm) * self._ticks_per_sample
-            if end <= heard:
-                break
+        while self._sent and self._end(self._sent[-1]) > heard:
+            piece = self._sent.pop()
             skip = max(0, heard - piece.start) // self._ticks_per_sample
-            again.appendleft(Piece(piece.epoch, Ticks(piece.start + skip * self._ticks_per_sample), piece.pcm[skip:]))
-        for piece in reversed(again):
+            if skip:
+                # Heard for good: a second resume must not find what is sent again now in both places.
+                self._sent.append(Piece(piece.epoch, piece.start, piece.pcm[:skip]))
+                piece = Piece(piece.epoch, self._end(self._sent[-1]), piece.pcm[skip:])
+            heard = Ticks(min(heard, piece.start))
             self._queue.appendleft(piece)
             self._queued += len(piece.pcm) * self._ticks_per_sample
-        while self._sent and self._sent[-1].start >= heard:
-            self._sent.pop()
         self.forget_after(heard)
         self.delivered = Ticks(min(self.delivered, heard))
+
+    def _end(self, piece: Piece) -> Ticks:
+        return Ticks(piece.start + len(piece.pcm) * self._ticks_per_sample)
 
     def forget_after(self, heard: Ticks) -> None:
         """The log keeps only what stands before `heard`: the rest was muted."""
@@ -189,11 +191,10 @@ class Playout:
 
     def _watch_starvation(self, pts: int, filled: int) -> None:
         """A gap inside a reply is counted, with its length (an underrun a person can hear)."""
-        if filled == self._frame:
-            if self._starved_at is not None:
-                self.underrun_ticks += pts - self._starved_at
-                self._starved_at = None
-        elif self._expecting and self._starved_at is None and self._log:
+        if self._starved_at is not None and (filled or not self._expecting):
+            self.underrun_ticks += pts - self._starved_at
+            self._starved_at = None
+        if filled < self._frame and self._expecting and self._starved_at is None and self._log:
             self._starved_at = pts + filled * self._ticks_per_sample
             self.underruns += 1
 
