@@ -31,8 +31,7 @@ SEED = 20260629
 REPLY_LIMIT_S = 15.0
 CLEAR_MS = 60.0  #: a word that began this long after the flush belongs to the next reply, not to the old one
 EDGE_MS = 8.0  #: the tone ear's own error at a cut
-WORD_MS = 320
-TONE_MS = WORD_MS - tones.GAP_MS
+TONE_MS = tones.CLOCK_WORD_MS - tones.GAP_MS
 
 
 class Interruption(msgspec.Struct):

@@ -175,6 +175,13 @@ class PulseRig:
             match = self._find(sound, first=int(audible[0]), begin=begin)
         return Said(player, self._microphone, sound, first_sample=begin + match.offset, match=match)
 
+    def disturb(self, pcm: NDArray[np.int16] | NDArray[np.floating[Any]], rate: int = RATE) -> None:
+        """Plays into the microphone and returns when it has been played; nobody looks when exactly it arrived.
+
+        For sounds that cannot be found again in what the microphone hears, such as soft noise under an echo.
+        """
+        self._play(to_rig(pcm, rate)).wait(len(pcm) / rate + _FOUND_LIMIT_S)
+
     def _find(self, sound: Pcm, *, first: int, begin: int) -> Match:
         """Where in the tap, from `begin` on, `sound` starts; `first` is its first sample that is not zero.
 

@@ -138,6 +138,9 @@ class Stage:
     async def say(self, pcm: NDArray[Any], rate: int) -> Said:
         return await asyncio.to_thread(self.rig.say, pcm, rate)
 
+    async def disturb(self, pcm: NDArray[Any], rate: int) -> None:
+        await asyncio.to_thread(self.rig.disturb, pcm, rate)
+
     async def finish(self, said: Said) -> None:
         await asyncio.to_thread(said.finish)
 

@@ -6,7 +6,8 @@ The rules are tried in order; the first that applies decides:
     1. the person pressed stop                                       -> ADVANCE
     2. nothing of the reply was heard yet                            -> ADVANCE once the voice is `voice_min` long
     3. the sound is over, and most of it was the character itself    -> RESUME
-    4. words that are more than an acknowledgement, and not the reply's own -> ADVANCE
+    4. a command ("stop"), or words that are more than an acknowledgement and not the reply's own: two that two
+       partials agree on while the voice goes on, one when it is over -> ADVANCE
     5. the voice is over, and it was short, an acknowledgement or no words  -> RESUME
     6. `decide_max` has passed                                       -> ADVANCE with words, RESUME without
 """
@@ -36,6 +37,7 @@ class VoiceView(msgspec.Struct, frozen=True):
     echo: Ticks  #: explained by the character's own sound
     quiet: Ticks  #: since the last loud block, whoever made the sound
     text: str  #: newest transcript
+    stable: str  #: the part of it that will not change any more
     transcribed: bool  #: the transcript covers everything voiced
     reply_heard: bool  #: at least one word of the reply was heard
     reply_tail: str  #: what the character said last, up to the cursor and a little beyond
@@ -44,12 +46,20 @@ class VoiceView(msgspec.Struct, frozen=True):
 class BargeInTunables(msgspec.Struct, frozen=True):
     voice_min: Ticks = ticks_from_ms(200)  #: a shorter voice is no interruption
     silence_end: Ticks = ticks_from_ms(300)  #: the voice is over after this much silence
+    settle_min: Ticks = ticks_from_ms(600)  #: before that a partial is not trusted while the voice goes on
+    short_max: Ticks = ticks_from_ms(500)  #: voice up to this long is an acknowledgement unless its words say more
     patience: Ticks = ticks_from_ms(650)  #: how long the server may take to hear what the page heard
     decide_max: Ticks = ticks_from_ms(1600)  #: under the front end's `hold_max` of 2 s
 
 
 ACKNOWLEDGEMENTS = frozenset(
     ("er", "huh", "ah", "aha", "oh", "ooh", "aw", "wow", "okay", "ok", "yeah", "yep", "yes", "yup", "right", "sure")
+)
+#: Said over a reply, these are meant, however short.
+COMMANDS = frozenset(("stop", "wait", "pause", "quiet", "enough"))
+#: Short turns that people do take over somebody's words.
+SHORT_TURNS = COMMANDS | frozenset(
+    ("no", "why", "what", "who", "how", "where", "when", "which", "hey", "hello", "sorry", "excuse", "really")
 )
 _HUM = re.compile(r"[mh]+|u+[mh]+(u+h+)?")  # mm, mhm, mmhmm, hmm, um, uh, uhuh, uhhuh
 _WORD = re.compile(r"[a-z0-9']+")
@@ -70,16 +80,35 @@ class BargeInRule:
         # While playout is frozen nothing new comes back: an echo is over within half a second, a person is not.
         if view.echo > view.voiced and over:
             return Decision.RESUME
-        words = content_words(view.text)
-        # One word that the reply also holds may well be the person's ("Paris?"), unless sound came back as well.
-        own = echoes(words, view.reply_tail) and (len(words) > 1 or view.echo > 0)
-        if words and not own and view.voiced >= t.voice_min:
+        if view.voiced >= t.voice_min and self._means_it(view, over=over):
             return Decision.ADVANCE
         if over and (view.transcribed or view.voiced < t.voice_min):
             return Decision.RESUME
-        if view.elapsed >= t.decide_max:
-            return Decision.ADVANCE if words and not own else Decision.RESUME
-        return Decision.WAIT
+        return Decision.RESUME if view.elapsed >= t.decide_max else Decision.WAIT
+
+    def _means_it(self, view: VoiceView, *, over: bool) -> bool:
+        """Whether what was understood so far is an interruption. Early partials invent words: the less was heard, the
+        more must agree."""
+        words = content_words(view.text)
+        if COMMANDS.intersection(words):
+            return True
+        fresh = [word for word in words if word not in own_words(view.reply_tail)] if self._may_be_own(view) else words
+        if (over and view.transcribed) or view.elapsed >= self.tunables.decide_max:
+            # An acknowledgement through an echo canceller is written as any short word ("Yo", "The hammer"): a voice
+            # that short is believed only where such a word makes sense by itself.
+            short = view.voiced < self.tunables.short_max
+            return bool(SHORT_TURNS.intersection(fresh)) if short else bool(fresh)
+        settled = bool(content_words(view.stable)) and view.voiced >= self.tunables.settle_min
+        return settled and len(fresh) >= 2
+
+    def _may_be_own(self, view: VoiceView) -> bool:
+        """The words may be the character's: sound came back, or they are several of its own in a row."""
+        words = content_words(view.text)
+        return view.echo > 0 or (len(words) > 1 and echoes(words, view.reply_tail))
+
+
+def own_words(tail: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(tail.lower()))
 
 
 def content_words(text: str) -> list[str]:

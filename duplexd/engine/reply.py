@@ -11,6 +11,7 @@ States (DESIGN §9); code only looks the table up:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -64,7 +65,7 @@ class Reply:
         turn: TurnId,
         epoch: Epoch,
         start: Ticks,
-        stream: TextStream,
+        stream: Callable[[], TextStream],
         accepted_at: Nanos,
         sentences_max: int,
         words_enough: int,
@@ -81,6 +82,7 @@ class Reply:
         self.worded_at = Nanos(0)
         self.published_at = Nanos(0)
         self.tokens: list[int] = []
+        self.avoided: tuple[int, ...] = ()  #: tokens of a first attempt that held no word
         self.thought = False  #: no more tokens will come
         self.thinking = False  #: tokens of the next clause are coming
         self.to_talk: deque[Clause] = deque()
@@ -91,7 +93,8 @@ class Reply:
         self.chunks_published = 0
         self.words_heard = 0
         self.failure = ""
-        self._stream = stream
+        self._new_stream = stream
+        self._stream = stream()
         self._splitter = ClauseSplitter()
         self._token_ends: list[int] = []
         self._sentences_max = sentences_max
@@ -106,6 +109,17 @@ class Reply:
         if state not in _LEGAL[self.state]:
             raise ValueError(f"response {self.response} is {self.state.value} and cannot become {state.value}")
         self.state = state
+
+    @property
+    def is_empty(self) -> bool:
+        """Everything was thought and none of it is a word: a person would wait for nothing."""
+        return self.all_talked and not self.words
+
+    def think_again(self, *, avoid: tuple[int, ...]) -> None:
+        """Begin anew, once, with other tokens."""
+        self.avoided = (*self.tokens, *avoid)
+        self.tokens, self._token_ends, self.thought = [], [], False
+        self._stream, self._splitter = self._new_stream(), ClauseSplitter()
 
     # thinking ------------------------------------------------------------------------------------------------------
 

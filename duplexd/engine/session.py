@@ -23,7 +23,7 @@ from duplexd.engine.monitor import Monitor
 from duplexd.engine.reply import PlacedWord, Reply, SpokenClause, spoken_words
 from duplexd.engine.stores import Stores
 from duplexd.engine.timeline import Timeline
-from duplexd.engine.utterance import PREFIX, ListenKind, ListenWindow, Utterance, join
+from duplexd.engine.utterance import HELD_PREFIX, PREFIX, ListenKind, ListenWindow, Utterance, join
 from duplexd.engine.work import Launch, Need, StageFailed, StageFinished, Work
 from duplexd.errors import ArenaFull
 from duplexd.ids import ChunkId, ConditionVersion, FenceId, ResponseId, SessionId, TurnId, WorkId
@@ -209,7 +209,9 @@ class Session:
             self._stop(fact, now)
             return
         if self.utterance is None:
-            start = Ticks(max(0, fact.at - PREFIX, self._window_floor))
+            # Over a reply, what was there before the onset is the character's own sound coming back.
+            prefix = HELD_PREFIX if fact.held else PREFIX
+            start = Ticks(max(0, fact.at - prefix, self._window_floor))
             self.utterance = Utterance(onset=fact.at, start=start, listen_max=self._plan.listen_max)
             self.turn = TurnId(self.turn + 1)
         if self.reply is None or not self.allow_barge_in:
@@ -525,7 +527,7 @@ class Session:
             turn=self.turn,
             epoch=self.timeline.epoch,
             start=self.timeline.generation,
-            stream=self._plan.dialect.stream(),
+            stream=self._plan.dialect.stream,
             accepted_at=now,
             sentences_max=self._plan.reply_sentences_max,
             words_enough=self._plan.reply_words_enough,
@@ -583,6 +585,12 @@ class Session:
     def _complete_if_over(self, now: Nanos) -> None:
         reply = self.reply
         if reply is None or self.contest is not None or not reply.all_planned or self._busy.get(Role.RENDER):
+            return
+        if reply.is_empty and not reply.avoided:
+            self._monitor.count("empty_replies")
+            reply.think_again(avoid=self._plan.dialect.stop)
+            self.dialogue.reply = []
+            self.context.follow(self.dialogue.tokens())
             return
         if self.timeline.published < reply.planned_until or self.timeline.reported < self.timeline.published:
             return
@@ -664,7 +672,7 @@ class Session:
         heard = self._words_heard(contest)
         tail = " ".join(w.text for w in self.reply.words[max(0, heard - 12) : heard + 8])
         if utterance is None:
-            return VoiceView(contest.source, Ticks(0), Ticks(0), Ticks(0), Ticks(0), "", True, heard > 0, tail)
+            return VoiceView(contest.source, Ticks(0), Ticks(0), Ticks(0), Ticks(0), "", "", True, heard > 0, tail)
         return VoiceView(
             source=contest.source,
             elapsed=Ticks(utterance.input_end - contest.onset),
@@ -672,6 +680,7 @@ class Session:
             echo=Ticks(utterance.echo_ticks),
             quiet=utterance.quiet,
             text=utterance.text,
+            stable=utterance.stable_text,
             transcribed=utterance.complete,
             reply_heard=heard > 0,
             reply_tail=tail,
@@ -1055,7 +1064,7 @@ class Session:
             past=feed.past,
             feed=feed.tokens,
             steps=feed.steps,
-            reply=tuple(reply.tokens) if reply else (),
+            reply=(*reply.avoided, *reply.tokens) if reply else (),
             stop=self._plan.dialect.stop,
         )
         return job, (context, reply if feed.steps else None)

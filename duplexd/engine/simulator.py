@@ -204,6 +204,7 @@ class SimListener:
         self._pts = 0
         self._speech: list[tuple[int, NDArray[np.int16]]] = []
         self._input_sample = 0
+        self._stops = 0
         self.line = Line(
             session=session,
             rate=rate,
@@ -236,11 +237,13 @@ class SimListener:
     def type(self, text: str, *, at: Nanos, key: str) -> None:
         self._world.at(at, lambda: self._flush_after(lambda now: self.line.say(text, key, now)))
 
-    def stop(self, *, at: Nanos, stop_id: int) -> None:
+    def stop(self, *, at: Nanos) -> None:
         """The page mutes itself and says where the ear stood."""
-        self._world.at(at, lambda: self._stop(stop_id))
+        self._world.at(at, self._stop)
 
-    def _stop(self, stop_id: int) -> None:
+    def _stop(self) -> None:
+        self._stops += 1
+        stop_id = self._stops
         pts = self.ear_pts()
         self._mute()
         later = self._world.now() + self.network.delay

@@ -17,6 +17,7 @@ from duplexd.media.endpoint import Judged, ending_of
 from duplexd.units import Nanos, Span, Ticks, ticks_from_ms
 
 PREFIX = ticks_from_ms(320)  #: audio before the onset that belongs to the first word
+HELD_PREFIX = ticks_from_ms(100)  #: the same over a reply, where earlier audio may be an echo
 PARTIAL_EVERY = ticks_from_ms(320)  #: new audio before the window is encoded again
 PAUSE_MIN = ticks_from_ms(160)  #: silence at which a window may be cut
 FREEZE_AT = ticks_from_ms(6000)  #: a window longer than this is frozen at its last pause

@@ -53,12 +53,13 @@ from duplexd.units import (
 
 HOLD_MAX = Nanos(2000 * NANOS_PER_MS)
 BIAS = ticks_from_ms(12)  #: decoded and unplayed audio the page's statistics do not show (measured: 12 ms, sd 5)
-BOUND = ticks_from_ms(15)  #: published error of a measured cursor (bench barge-in against a loudspeaker: p99 9 ms)
+BOUND = ticks_from_ms(10)  #: published error of a measured cursor (bench barge-in at the loudspeaker: p99 9 ms)
 ASSUMED_LAG = ticks_from_ms(250)  #: transport, jitter buffer and output of a listener who reports nothing
 ASSUMED_BOUND = ticks_from_ms(120)
 REPORTS_MISSED_AFTER = Nanos(1500 * NANOS_PER_MS)
 INPUT_LOST_AFTER = Nanos(700 * NANOS_PER_MS)
 ECHO_GAIN_CANCELLED = 0.01  #: strongest echo assumed behind a canceller, as power: -20 dB (measured: -62 dB)
+TEXTS_MAX = 4  #: typed turns that wait for a cut; at the bound they all stop waiting, oldest first
 REHOLD_AFTER = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
 
 
@@ -160,7 +161,7 @@ class Line:
         self._input_at = (Nanos(0), Ticks(0))
         self._next_assumed = Nanos(0)
         self._rest_until = Nanos(0)
-        self._after_advance: deque[Any] = deque(maxlen=4)
+        self._after_advance: deque[TextArrived] = deque()
         self._latency: LatencyMeasured | None = None
         self._sent_at = Nanos(0)
 
@@ -223,7 +224,9 @@ class Line:
         if stop_id <= self._stops:
             return
         self._stops = stop_id
-        if muted:
+        if self.hold is not None:
+            self._insist(pts if muted else None, now)
+        elif muted:
             self._freeze(pts, source="stop", now=now)
         elif self.audible(now):
             self._begin_hold(now, at=self.framer.position, source="stop", place=self._ear(now))
@@ -231,6 +234,16 @@ class Line:
             self._out.append(HoldOrder(self.hold.hold, self.playout.epoch))
         else:
             self._out.append(self._voice_started(now, at=self.framer.position, source="stop", place=self._ear(now)))
+
+    def _insist(self, pts: int | None, now: Nanos) -> None:
+        """A stop during a hold: the hold stands, and its voice is not judged any more (a cough would be resumed)."""
+        assert self.hold is not None
+        place = None if pts is None else self.playout.place(self._clamp(pts))
+        if place is None or place.epoch != self.hold.epoch:
+            place = Place(self.hold.epoch, self.hold.position, Ticks(0))
+        self.hold.position = place.position
+        hold = self.hold.hold
+        self._out.append(self._voice_started(now, at=self.framer.position, source="stop", place=place, hold=hold))
 
     def _freeze(self, pts: int, *, source: str, now: Nanos) -> None:
         if self.hold is not None:
@@ -285,15 +298,19 @@ class Line:
         """Typed words interrupt like a voice that needs no judgement, so the ear's position is asked for first."""
         fact = TextArrived(self.session, text, key)
         if self.hold is None and self.audible(now) and self.allow_barge_in:
-            self._after_advance.append(fact)
-            self._stops += 1
+            self._wait_for_cut(fact)
             self._begin_hold(now, at=self.framer.position, source="stop", place=self._ear(now))
             assert self.hold is not None
             self._out.append(HoldOrder(self.hold.hold, self.playout.epoch))
         elif self.hold is not None:
-            self._after_advance.append(fact)
+            self._wait_for_cut(fact)
         else:
             self._out.append(fact)
+
+    def _wait_for_cut(self, fact: TextArrived) -> None:
+        if len(self._after_advance) >= TEXTS_MAX:
+            self._release_texts()
+        self._after_advance.append(fact)
 
     # The engine ----------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ TONE_SPACING_HZ = 60.0
 LOW_GROUP_HZ = 500.0  #: lowest tone of the low group, which ends at 2360 Hz
 HIGH_GROUP_HZ = 2600.0  #: lowest tone of the high group, which ends at 4460 Hz
 WORD_MS = 200  #: default length of a word with its gap
+CLOCK_WORD_MS = 480  #: length of the word clock's words: long against the error of a measured cursor
 GAP_MS = 40  #: silence at the end of a word
 FADE_MS = 4  #: raised cosine at both ends of the chord; a click would be heard as every word at once
 TONE_AMPLITUDE = 0.25  #: of full scale, each of the two tones

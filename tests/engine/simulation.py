@@ -24,9 +24,9 @@ from duplexd.models.clock.stages import TONE, WORD
 from duplexd.units import NANOS_PER_MS, Nanos, Ticks, ms_from_ticks
 
 RATE = 24_000
-#: Share of a word's tone that must be heard for the word to have been heard. A resumed word may leave a rest of up to
-#: 20 ms, which the tone ear does not report (tones rule 5).
-WHOLE = 0.9
+#: How much of a word's tone may be missing for the word to have been heard: a resumed word may leave a rest of up to 20
+#: ms, which the tone ear does not report (tones rule 5).
+MISSING_MS = 28.0
 
 
 def ms(value: float) -> Nanos:
@@ -100,14 +100,14 @@ class Simulation:
         return states
 
 
-def heard_words(listener: SimListener) -> list[int]:
+def heard_words(listener: SimListener, *, missing_ms: float = MISSING_MS) -> list[int]:
     """Tone numbers of the words that were heard whole, in order; parts of a word that was resumed are joined."""
     parts = tones.decode(listener.sound(), RATE)
     whole: list[int] = []
     length: dict[int, int] = {}
     for part in parts:
         length[part.index] = length.get(part.index, 0) + part.end_sample - part.start_sample
-        enough = WHOLE * float(TONE) / 2
+        enough = (ms_from_ticks(TONE) - missing_ms) * RATE / 1000
         if length[part.index] >= enough and (not whole or whole[-1] != part.index):
             whole.append(part.index)
             length[part.index] = 0

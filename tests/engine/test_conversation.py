@@ -64,12 +64,13 @@ def test_history_is_what_was_heard_at_random_interruptions(seed: int) -> None:
     simulation.run()
 
     first = simulation.history()[1]
-    heard = [word for word in heard_words(listener) if word < 32]
+    surely = {word for word in heard_words(listener, missing_ms=8) if word < 32}
+    perhaps = {word for word in heard_words(listener) if word < 32}
     remembered = [word for word in history_words(simulation) if word < 32]
 
     assert remembered == list(range(first.words))
-    assert heard[: len(remembered)] == remembered
-    assert set(heard) - set(remembered) <= set(first.ambiguous)
+    assert set(remembered) <= perhaps
+    assert surely - set(remembered) <= set(first.ambiguous)
 
 
 def test_nothing_of_an_old_epoch_is_published_after_it_ended() -> None:
@@ -79,7 +80,7 @@ def test_nothing_of_an_old_epoch_is_published_after_it_ended() -> None:
     rng = Random(7)
     for turn in range(10):
         listener.type("say 20", at=ms(500 + 2500 * turn), key=f"t{turn}")
-        listener.stop(at=ms(500 + 2500 * turn + rng.uniform(5, 2000)), stop_id=turn + 1)
+        listener.stop(at=ms(500 + 2500 * turn + rng.uniform(5, 2000)))
     simulation.run()
 
     epoch = 0
@@ -97,7 +98,7 @@ def test_a_stop_before_the_first_sound_leaves_no_reply() -> None:
     simulation = Simulation(until_ms=3000)
     listener = simulation.connect()
     listener.type("say 9", at=ms(300), key="a")
-    listener.stop(at=ms(310), stop_id=1)
+    listener.stop(at=ms(310))
     simulation.run()
 
     dialogue = simulation.core.sessions[SessionId(1)].dialogue
@@ -276,10 +277,10 @@ def test_closing_in_the_middle_gives_everything_back() -> None:
 
 def test_sequence_numbers_are_contiguous_and_every_response_ends_once() -> None:
     """DESIGN §5 rule 12, over a conversation with interruptions."""
-    simulation = Simulation(until_ms=25_000)
+    simulation = Simulation(until_ms=45_000)
     listener = simulation.connect()
     for turn in range(6):
-        listener.type("say 8", at=ms(400 + 3500 * turn), key=f"t{turn}")
+        listener.type("say 6", at=ms(400 + 3500 * turn), key=f"t{turn}")
         if turn % 2:
             listener.say(beep(600), at=ms(400 + 3500 * turn + 900))
     simulation.run()
@@ -305,7 +306,7 @@ def test_a_long_session_stays_bounded() -> None:
     simulation = Simulation(until_ms=200_000)
     listener = simulation.connect()
     for turn in range(60):
-        listener.type("say 8 " + "word " * 12, at=ms(300 + 3200 * turn), key=f"t{turn}")
+        listener.type("say 6 " + "word " * 14, at=ms(300 + 3200 * turn), key=f"t{turn}")
     simulation.run()
 
     session = simulation.core.sessions[SessionId(1)]

@@ -31,7 +31,7 @@ def act(simulation: Simulation, listeners: dict[int, SimListener], action: tuple
         case "click":
             listener.say(beep(100), at=ms(at))
         case "stop":
-            listener.stop(at=ms(at), stop_id=key + 1)
+            listener.stop(at=ms(at))
         case "leave":
             simulation.world.at(ms(9500 + number), listener.leave)
         case "deafen":

@@ -156,7 +156,7 @@ def test_keys_after_interruptions_equal_a_fresh_prefill(seed: int, tmp_path: Pat
         at = 400 + 5500 * turn
         listener.type(f"turn {turn} of seed {seed}", at=ms(at), key=f"t{turn}")
         listener.say(beep(rng.choice([100, 500, 900])), at=ms(at + rng.uniform(300, 3000)))
-    listener.stop(at=ms(23_000), stop_id=1)
+    listener.stop(at=ms(23_000))
     simulation.run()
 
     live = simulation.core.sessions[SessionId(1)]

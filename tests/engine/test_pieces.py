@@ -259,6 +259,7 @@ def view(**changes: object) -> VoiceView:
         "echo": Ticks(0),
         "quiet": Ticks(0),
         "text": "",
+        "stable": "",
         "transcribed": False,
         "reply_heard": True,
         "reply_tail": "the capital of france is paris",
@@ -269,34 +270,41 @@ def view(**changes: object) -> VoiceView:
 OVER: dict[str, object] = {"quiet": ticks_from_ms(320), "transcribed": True}  #: the voice has ended and was read
 
 
+OVER = {"quiet": ticks_from_ms(320), "transcribed": True}
+LONG = {"voiced": ticks_from_ms(700), "elapsed": ticks_from_ms(800)}
+
+
 @pytest.mark.parametrize(
     ("changes", "decision"),
     [
         pytest.param({"source": "stop", "voiced": Ticks(0)}, Decision.ADVANCE, id="stop button"),
-        pytest.param({"text": "Wait a moment"}, Decision.ADVANCE, id="words"),
-        pytest.param({"text": "Stop."}, Decision.ADVANCE, id="one word"),
+        pytest.param({"text": "Stop."}, Decision.ADVANCE, id="a command"),
+        pytest.param({"text": "The."}, Decision.WAIT, id="an early partial invents words"),
+        pytest.param(
+            {"text": "What about", "stable": "What", **LONG}, Decision.ADVANCE, id="words two partials agree on"
+        ),
+        pytest.param({"text": "What about", **LONG}, Decision.WAIT, id="words no partial agrees on"),
+        pytest.param({"text": "Why?", **OVER}, Decision.ADVANCE, id="a short question"),
+        pytest.param({"text": "The hammer.", **OVER}, Decision.RESUME, id="a misheard mm-hm"),
+        pytest.param({"text": "I meant London.", **LONG, **OVER}, Decision.ADVANCE, id="words, and it is over"),
+        pytest.param({"text": "42 43", **LONG, **OVER}, Decision.ADVANCE, id="numbers"),
+        pytest.param({"text": "Paris?", **LONG, **OVER}, Decision.ADVANCE, id="asks back with a word of the reply"),
         pytest.param({"text": "Mm-hmm.", **OVER}, Decision.RESUME, id="mm-hm"),
         pytest.param({"text": "Uh-huh, yeah.", **OVER}, Decision.RESUME, id="uh-huh"),
         pytest.param({}, Decision.WAIT, id="no words yet"),
-        pytest.param({"text": "42"}, Decision.ADVANCE, id="a number"),
-        pytest.param(
-            {"voiced": Ticks(0), "quiet": ticks_from_ms(320)}, Decision.WAIT, id="the page heard it before the server"
-        ),
-        pytest.param(
-            {"voiced": Ticks(0), "quiet": ticks_from_ms(700), "elapsed": ticks_from_ms(700)},
-            Decision.RESUME,
-            id="only the page heard it",
-        ),
-        pytest.param({"voiced": ticks_from_ms(90), "quiet": ticks_from_ms(320)}, Decision.RESUME, id="cough"),
+        pytest.param({"voiced": Ticks(0), "quiet": OVER["quiet"]}, Decision.WAIT, id="the page heard it first"),
+        pytest.param({"voiced": Ticks(0), **OVER, "elapsed": ticks_from_ms(700)}, Decision.RESUME, id="only the page"),
+        pytest.param({"voiced": ticks_from_ms(90), "quiet": OVER["quiet"]}, Decision.RESUME, id="cough"),
         pytest.param({"elapsed": ticks_from_ms(1700)}, Decision.RESUME, id="music: voice without words"),
-        pytest.param({"echo": ticks_from_ms(500), "quiet": ticks_from_ms(320)}, Decision.RESUME, id="own voice"),
+        pytest.param({"echo": ticks_from_ms(500), **OVER}, Decision.RESUME, id="own voice"),
         pytest.param({"echo": ticks_from_ms(500)}, Decision.WAIT, id="own voice, perhaps with a person"),
-        pytest.param({"text": "of France is Paris"}, Decision.WAIT, id="words of the reply itself"),
         pytest.param({"text": "of France is Paris", **OVER}, Decision.RESUME, id="own words"),
-        pytest.param({"text": "Paris?"}, Decision.ADVANCE, id="asks back with a word of the reply"),
+        pytest.param(
+            {"text": "is Paris Right", "echo": ticks_from_ms(64), **OVER}, Decision.RESUME, id="own words and yes"
+        ),
         pytest.param({"reply_heard": False}, Decision.ADVANCE, id="goes on before the reply was heard"),
     ],
-)  # fmt: skip
+)
 def test_what_is_an_interruption(changes: dict[str, object], decision: Decision) -> None:
     assert decision is BargeInRule(BargeInTunables()).decide(view(**changes))
 

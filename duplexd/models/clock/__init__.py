@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from duplexd.media.tones import CLOCK_WORD_MS
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
-from duplexd.models.clock.language import ClockDialect
+from duplexd.models.clock.language import WORDS_PER_CLAUSE, ClockDialect
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.stage import CostModel, Cut, PayloadKind, Role, Stage, StageSpec
 from duplexd.units import ticks_from_ms
@@ -15,7 +16,7 @@ RING_SAMPLES = 16_000 * 16
 CONTEXT_TOKENS = 512
 PAGE_TOKENS = 16
 PAGES_PER_SESSION = 2 * CONTEXT_TOKENS // PAGE_TOKENS
-CLAUSE_MAX = ticks_from_ms(320 * 4)
+CLAUSE_MAX = ticks_from_ms(CLOCK_WORD_MS * WORDS_PER_CLAUSE)
 
 
 def plan(options: Mapping[str, str] | None = None) -> ModelPlan:

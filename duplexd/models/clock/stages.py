@@ -34,7 +34,7 @@ from duplexd.units import Ticks, samples_from_ticks, ticks_from_ms, ticks_from_s
 
 INPUT_RATE = 16_000
 OUTPUT_RATE = 24_000
-WORD = ticks_from_ms(320)  #: one word with its gap
+WORD = ticks_from_ms(tones.CLOCK_WORD_MS)  #: one word with its gap
 WORD_SAMPLES = samples_from_ticks(WORD, OUTPUT_RATE)
 TONE = Ticks(WORD - ticks_from_ms(tones.GAP_MS))
 BURST_LEVEL = 10 ** (-40 / 20)

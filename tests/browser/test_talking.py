@@ -1,0 +1,142 @@
+"""A person, a real browser, real WebRTC, real weights: what was said, answered, heard and remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from duplexd import weights
+from duplexd.bench import bargein, recordings
+from duplexd.bench.programs import find_program
+from duplexd.bench.pulse import Echo
+from duplexd.bench.recordings import noises
+from duplexd.bench.stage import Stage
+from duplexd.bench.tap import Recording
+from duplexd.units import NANOS_PER_MS, Nanos
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def _programs() -> None:
+    for program in ("chromium", "pulseaudio", "parec"):
+        try:
+            find_program(program)
+        except Exception as missing:
+            pytest.skip(str(missing))
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(story(), 400))
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[a-z']+", text.lower())
+
+
+def transcribed(heard: Recording, after: Nanos, before: Nanos) -> str:
+    """What the ears make of a stretch of the loudspeaker's sound."""
+    from duplexd.models.pocket.ears import Transcriber
+
+    pcm = heard.part(after, before)
+    assert heard.rate == 48_000
+    audio = pcm[: len(pcm) // 3 * 3].reshape(-1, 3).mean(axis=1).astype(np.float32) / 32768
+    ears = Transcriber(
+        weights.path("moonshine-encoder"), weights.path("moonshine-decoder"), weights.path("moonshine-tokenizer")
+    )
+    return ears.transcribe(audio[: 8 * 16_000]).text
+
+
+def similarity(left: list[str], right: list[str]) -> float:
+    """Share of words in common, in order (longest common subsequence)."""
+    table = np.zeros((len(left) + 1, len(right) + 1), int)
+    for i, a in enumerate(left):
+        for j, b in enumerate(right):
+            table[i + 1, j + 1] = table[i, j] + 1 if a == b else max(table[i, j + 1], table[i + 1, j])
+    return float(table[-1, -1]) / max(1, len(left), len(right))
+
+
+@pytest.mark.weights
+def test_a_spoken_question_is_answered_aloud_and_the_page_shows_what_was_said() -> None:
+    """A recording into the microphone; the loudspeaker's sound, transcribed, is the text on the page."""
+
+    async def story() -> None:
+        async with Stage("--model", "pocket") as stage:
+            question = recordings.find("question-01")
+            said = await stage.say(question.pcm(), recordings.RATE)
+            await stage.finish(said)
+            assert await stage.wait_for("speaking", limit_s=10)
+            assert await stage.wait_for("listening", limit_s=20)
+            await asyncio.sleep(0.5)
+            transcript = await stage.transcript()
+            heard = stage.heard()
+
+            assert similarity(words_of(question.text), words_of(transcript[0]["text"])) >= 0.8
+            assert "paris" in words_of(transcript[1]["text"])
+            aloud = transcribed(heard, Nanos(said.start + question.voiced_end_ms * NANOS_PER_MS), heard.end)
+            assert similarity(words_of(transcript[1]["heard"]), words_of(aloud)) >= 0.7, aloud
+            (latency,) = await stage.latencies()
+            assert abs(sum(ms for _, ms in latency["parts"]) - latency["total_ms"]) < 1.0
+            assert stage.browser.page_errors == []
+
+    run(story)
+
+
+@pytest.mark.weights
+def test_twenty_interruptions_are_remembered_as_they_were_heard() -> None:
+    """At random moments, by the page's detector and by the server's: history == heard, nothing old after the stop."""
+    report = asyncio.run(bargein.bench(count=20, impaired=False, model="clock", folder=None))
+
+    assert report["advanced"] == 20
+    assert report["history_errors"] == 0
+    assert report["ambiguous_words"] <= 2
+    assert report["old_epoch_samples"] == 0
+    assert report["old_words_after_flush"] == 0
+
+
+def noise(name: str, seconds: float) -> np.ndarray[Any, np.dtype[np.int16]]:
+    rng = np.random.default_rng(5)
+    sound = noises.NOISES[name](round(seconds * recordings.RATE), rng)
+    return np.asarray(np.clip(sound * 0.2, -1, 1) * 32767, np.int16)
+
+
+def disturbances() -> list[np.ndarray[Any, np.dtype[np.int16]]]:
+    """Ten sounds over ten replies: acknowledgements of all voices, keys, a cough, music."""
+    acknowledged = [recording.pcm() for recording in recordings.load("acknowledgement")][:6]
+    return [*acknowledged, noise("keyboard", 1.5), noise("cough", 0.6), noise("music", 1.5), noise("cough", 0.4)]
+
+
+TOPICS = ("the ocean", "the sun", "music", "the moon", "bees", "trees", "the weather", "cats", "mountains", "rivers")
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("aec", [1, 0], ids=["with echo cancellation", "without"])
+def test_no_false_interruption(aec: int) -> None:
+    """Own echo from the loudspeaker, music, keys, coughs and "mm-hm" over ten replies: none is interrupted, and every
+    hold goes on where it was, so that every word of every reply is heard."""
+
+    async def story() -> None:
+        echo = Echo(latency_ms=40, gain=0.1)
+        async with Stage("--model", "pocket", query=f"auto=1&aec={aec}", echo=echo) as stage:
+            sounds = disturbances()
+            for topic, sound in zip(TOPICS, sounds, strict=True):
+                await stage.type(f"Tell me something about {topic}.")
+                assert await stage.wait_for("speaking", limit_s=8)
+                await asyncio.sleep(0.6)
+                await stage.disturb(sound, recordings.RATE)
+                assert await stage.wait_for("listening", limit_s=25), topic
+            replies = [e for e in await stage.transcript() if e["role"] == "character"]
+            metrics = await stage.daemon.metrics()
+            print({n: v for n, v in metrics.items() if "false" in n or "ackn" in n or "interr" in n or "underr" in n})
+
+            assert [e["state"] for e in replies] == ["completed"] * len(sounds), replies
+            assert all(e["struck"] == "" for e in replies)
+            assert metrics.get("duplexd_engine_interruptions", 0) == 0
+            assert metrics["duplexd_frontend_stale_samples_sent"] == 0
+
+    run(story)
