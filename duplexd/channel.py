@@ -52,6 +52,8 @@ class Channel:
 
     def send(self, packet: bytes) -> None:
         """Raises ChannelFull when the peer has let `backlog_max` packets pile up, ChannelClosed when it is gone."""
+        if not packet:
+            raise ValueError("an empty packet reads like the end of the channel")
         if len(packet) > PACKET_BYTES_MAX:
             raise ChannelFull(f"a packet of {len(packet)} bytes exceeds the bound of {PACKET_BYTES_MAX}")
         if len(self._backlog) >= self.backlog_max:
