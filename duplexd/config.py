@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -15,6 +17,8 @@ from duplexd.errors import ConfigError
 ENVIRONMENT_PREFIX = "DUPLEXD_"
 #: Environment variables that are not options: where caches lie, and what tests set.
 ENVIRONMENT_OTHERS = frozenset({"DUPLEXD_HOME", "DUPLEXD_CONFIG", "DUPLEXD_TEST_KEEP"})
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+SECRET = "(set)"  #: shown instead of a secret
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,16 +82,17 @@ def _checked(values: dict[str, Any], where: str) -> dict[str, Any]:
     for key in values:
         if key not in types:
             raise ConfigError(f"{where}: there is no option {key!r}; there are {', '.join(sorted(types))}")
-    try:
-        return {key: _converted(value, types[key]) for key, value in values.items()}
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    return {key: _converted(key, value, types[key], where) for key, value in values.items()}
 
 
-def _converted(value: Any, kind: Any) -> Any:
+def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
     if kind == tuple[str, ...] and isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
-    return msgspec.convert(value, kind, strict=False)
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        # The value is not repeated: it may be a token that stands at the wrong key.
+        raise ConfigError(f"{where}: {key} is of the wrong type: {error}") from error
 
 
 def check(config: Config) -> Config:
@@ -101,6 +106,12 @@ def check(config: Config) -> Config:
         ),
         (50 <= config.voice_min_ms <= 2000, f"voice_min_ms is {config.voice_min_ms}; it lies in 50..2000"),
         (200 <= config.silence_max_ms <= 5000, f"silence_max_ms is {config.silence_max_ms}; it lies in 200..5000"),
+        (0 <= config.echo_warmup_ms <= 60_000, f"echo_warmup_ms is {config.echo_warmup_ms}; it lies in 0..60000"),
+        (
+            0 <= config.response_deadline_ms <= 600_000,
+            f"response_deadline_ms is {config.response_deadline_ms}; it lies in 0..600000",
+        ),
+        (config.log_level in LOG_LEVELS, f"log_level is {config.log_level!r}; it is one of {', '.join(LOG_LEVELS)}"),
         (500 <= config.hold_max_ms <= 10_000, f"hold_max_ms is {config.hold_max_ms}; it lies in 500..10000"),
         (
             is_loopback(config.host) or bool(config.token) or config.insecure,
@@ -114,12 +125,17 @@ def check(config: Config) -> Config:
 
 
 def is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+    """Only this machine reaches it. A name that merely begins like such an address is none."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def describe(config: Config) -> str:
-    """The effective configuration as TOML; the token is not shown."""
-    shown = msgspec.structs.replace(config, token="(set)" if config.token else "")
+    """The effective configuration as TOML; the token and the passwords of TURN servers are not shown."""
+    servers = tuple(_without_password(server) for server in config.ice_servers)
+    shown = msgspec.structs.replace(config, token=SECRET if config.token else "", ice_servers=servers)
     return "\n".join(f"{key} = {_toml(value)}" for key, value in msgspec.structs.asdict(shown).items())
 
 
@@ -128,4 +144,14 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(_toml(v) for v in value)}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    # A TOML basic string is a JSON one, but for DEL, which must be escaped as well (TOML 1.0, "String").
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F") if isinstance(value, str) else str(value)
+
+
+def _without_password(server: str) -> str:
+    """turn:user:password@host -> turn:user:(set)@host."""
+    account, at, host = server.rpartition("@")
+    if account.count(":") < 2:
+        return server
+    kind, user, _ = account.split(":", 2)
+    return f"{kind}:{user}:{SECRET}{at}{host}"
