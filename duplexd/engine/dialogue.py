@@ -187,8 +187,13 @@ class Context:
         self._pages.commit(self.id, min(upto, len(self.ids)))
 
     def fork(self, tokens: Sequence[int]) -> Context:
-        """A branch that shares every key it has in common with `tokens`."""
+        """A branch that shares every key it has in common with `tokens`.
+
+        Keys in flight are not shared: should the flight fail, the branch would read slots that nobody ever wrote.
+        """
         kept = common_prefix(self.ids, tokens)
+        if self.flight is not None:
+            kept = min(kept, self._past)
         branch = Context(self._pages, self._pages.fork(self.id, kept), self.ids[:kept])
         branch.want = list(tokens)
         return branch
@@ -217,6 +222,7 @@ class Context:
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the longest common prefix."""
+    left, right = list(left), list(right)  # A tuple never equals a list, whatever they hold.
     length = min(len(left), len(right))
     if left[:length] == right[:length]:
         return length
