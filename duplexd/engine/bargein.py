@@ -4,7 +4,8 @@ Playout is frozen while this is being decided, so a wrong *wait* costs a pause a
 The rules are tried in order; the first that applies decides:
 
     1. the person pressed stop                                       -> ADVANCE
-    2. nothing of the reply was heard yet                            -> ADVANCE once the voice is `voice_min` long
+    2. no word of the reply was heard yet, and the voice is no echo  -> ADVANCE once the voice is `voice_min` long:
+                                                                        the person simply goes on
     3. the sound is over, and most of it was the character itself    -> RESUME
     4. a command ("stop"), or words that are more than an acknowledgement and not the reply's own: two that two
        partials agree on while the voice goes on, one when it is over -> ADVANCE
@@ -40,6 +41,8 @@ class VoiceView(msgspec.Struct, frozen=True):
     stable: str  #: the part of it that will not change any more
     transcribed: bool  #: the transcript covers everything voiced
     reply_heard: bool  #: at least one word of the reply was heard
+    audible: bool  #: playout was frozen: something of the reply could be heard
+    cancelled: bool  #: the person's echo is cancelled before it gets here
     reply_tail: str  #: what the character said last, up to the cursor and a little beyond
 
 
@@ -48,6 +51,7 @@ class BargeInTunables(msgspec.Struct, frozen=True):
     silence_end: Ticks = ticks_from_ms(300)  #: the voice is over after this much silence
     settle_min: Ticks = ticks_from_ms(600)  #: before that a partial is not trusted while the voice goes on
     short_max: Ticks = ticks_from_ms(500)  #: voice up to this long is an acknowledgement unless its words say more
+    short_max_echoing: Ticks = ticks_from_ms(800)  #: the same while the character's own sound comes back with it
     patience: Ticks = ticks_from_ms(650)  #: how long the server may take to hear what the page heard
     decide_max: Ticks = ticks_from_ms(1600)  #: under the front end's `hold_max` of 2 s
 
@@ -73,7 +77,8 @@ class BargeInRule:
         t = self.tunables
         if view.source == "stop":
             return Decision.ADVANCE
-        if not view.reply_heard and view.voiced >= t.voice_min:
+        goes_on = not view.reply_heard and view.cancelled and view.echo == 0
+        if (goes_on or not view.audible) and view.voiced >= t.voice_min:
             return Decision.ADVANCE
         # The page hears a soft beginning before the server does: until then quiet proves nothing.
         over = view.quiet >= t.silence_end and (view.voiced > 0 or view.echo > 0 or view.elapsed >= t.patience)
@@ -96,9 +101,11 @@ class BargeInRule:
         if (over and view.transcribed) or view.elapsed >= self.tunables.decide_max:
             # An acknowledgement through an echo canceller is written as any short word ("Yo", "The hammer"): a voice
             # that short is believed only where such a word makes sense by itself.
-            short = view.voiced < self.tunables.short_max
+            limit = self.tunables.short_max if view.cancelled else self.tunables.short_max_echoing
+            short = view.voiced < limit
             return bool(SHORT_TURNS.intersection(fresh)) if short else bool(fresh)
-        settled = bool(content_words(view.stable)) and view.voiced >= self.tunables.settle_min
+        enough = self.tunables.settle_min if view.cancelled else self.tunables.short_max_echoing
+        settled = bool(content_words(view.stable)) and view.voiced >= enough
         return settled and len(fresh) >= 2
 
     def _may_be_own(self, view: VoiceView) -> bool:

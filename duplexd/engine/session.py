@@ -149,6 +149,7 @@ class Session:
         self._rule = barge_in
         self._final_after = endpoint.rows[0].silence if endpoint.rows else FINAL_AFTER
         self.allow_barge_in = allow_barge_in
+        self.echo_cancelled = True  #: what the page says of its microphone
         self.priority = priority
         self.response_deadline = response_deadline
         self.opened_at = now
@@ -315,6 +316,8 @@ class Session:
     def on_setting(self, fact: SettingChanged) -> None:
         if fact.barge_in is not None:
             self.allow_barge_in = fact.barge_in
+        if fact.echo_cancellation is not None:
+            self.echo_cancelled = fact.echo_cancellation
 
     # Stages came back ----------------------------------------------------------------------------------------------
 
@@ -672,7 +675,9 @@ class Session:
         heard = self._words_heard(contest)
         tail = " ".join(w.text for w in self.reply.words[max(0, heard - 12) : heard + 8])
         if utterance is None:
-            return VoiceView(contest.source, Ticks(0), Ticks(0), Ticks(0), Ticks(0), "", "", True, heard > 0, tail)
+            return VoiceView(
+                contest.source, Ticks(0), Ticks(0), Ticks(0), Ticks(0), "", "", True, True, True, True, tail
+            )
         return VoiceView(
             source=contest.source,
             elapsed=Ticks(utterance.input_end - contest.onset),
@@ -683,6 +688,8 @@ class Session:
             stable=utterance.stable_text,
             transcribed=utterance.complete,
             reply_heard=heard > 0,
+            audible=contest.hold > 0,
+            cancelled=self.echo_cancelled,
             reply_tail=tail,
         )
 
@@ -854,9 +861,10 @@ class Session:
             if self.response_deadline and reply.published_at == 0:
                 times.append(Nanos(reply.accepted_at + self.response_deadline))
             at = self._next_chunk_at(reply, now)
-            if at is not None and at > now:
+            if at is not None:
                 times.append(at)
-        return min(times, default=None)
+        # What has passed was decided in `settle`: a timer in the past would spin for ever.
+        return min((at for at in times if at > now), default=None)
 
     @property
     def _gated(self) -> bool:

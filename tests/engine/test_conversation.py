@@ -365,6 +365,29 @@ def test_latency_parts_sum_to_the_total() -> None:
     assert dict(latency.parts)["end_of_turn"] >= 700
 
 
+def test_a_hold_nobody_answers_does_not_spin() -> None:
+    """The page never says where the ear stands: the cut waits 150 ms, once, and the loop does not run hot meanwhile."""
+    simulation = Simulation(until_ms=6000)
+    listener = simulation.connect()
+    listener.line.on_hold_answer = lambda *a, **k: None  # type: ignore[method-assign]
+    listener.type("say 9", at=ms(300), key="a")
+    listener.say(beep(900), at=ms(1500))
+    steps = 0
+    timed = simulation.core.handle_timer
+
+    def counted(now: Nanos) -> None:
+        nonlocal steps
+        steps += 1
+        timed(now)
+
+    simulation.core.handle_timer = counted  # type: ignore[method-assign]
+    simulation.run()
+
+    assert steps < 500
+    assert len(simulation.news(AdvanceEpoch)) == 1
+    assert simulation.history()[1].estimated
+
+
 def test_words_are_never_forgotten_while_they_are_heard() -> None:
     """History only grows within a response."""
     simulation = Simulation(until_ms=6000)

@@ -262,6 +262,8 @@ def view(**changes: object) -> VoiceView:
         "stable": "",
         "transcribed": False,
         "reply_heard": True,
+        "audible": True,
+        "cancelled": True,
         "reply_tail": "the capital of france is paris",
     }
     return VoiceView(**(base | changes))  # type: ignore[arg-type]
@@ -286,6 +288,9 @@ LONG = {"voiced": ticks_from_ms(700), "elapsed": ticks_from_ms(800)}
         pytest.param({"text": "What about", **LONG}, Decision.WAIT, id="words no partial agrees on"),
         pytest.param({"text": "Why?", **OVER}, Decision.ADVANCE, id="a short question"),
         pytest.param({"text": "The hammer.", **OVER}, Decision.RESUME, id="a misheard mm-hm"),
+        pytest.param(
+            {"text": "Is it the hand?", **LONG, **OVER, "cancelled": False}, Decision.RESUME, id="garbled echo"
+        ),
         pytest.param({"text": "I meant London.", **LONG, **OVER}, Decision.ADVANCE, id="words, and it is over"),
         pytest.param({"text": "42 43", **LONG, **OVER}, Decision.ADVANCE, id="numbers"),
         pytest.param({"text": "Paris?", **LONG, **OVER}, Decision.ADVANCE, id="asks back with a word of the reply"),
@@ -302,7 +307,13 @@ LONG = {"voiced": ticks_from_ms(700), "elapsed": ticks_from_ms(800)}
         pytest.param(
             {"text": "is Paris Right", "echo": ticks_from_ms(64), **OVER}, Decision.RESUME, id="own words and yes"
         ),
-        pytest.param({"reply_heard": False}, Decision.ADVANCE, id="goes on before the reply was heard"),
+        pytest.param({"reply_heard": False}, Decision.ADVANCE, id="goes on before a word was heard"),
+        pytest.param(
+            {"reply_heard": False, "cancelled": False}, Decision.WAIT, id="or it is an echo of the first word"
+        ),
+        pytest.param(
+            {"audible": False, "cancelled": False}, Decision.ADVANCE, id="goes on before the reply could be heard"
+        ),
     ],
 )
 def test_what_is_an_interruption(changes: dict[str, object], decision: Decision) -> None:
