@@ -39,6 +39,8 @@ from duplexd.messages import (
     LatencyMeasured,
     MediaArrived,
     PublishChunk,
+    ResponseChanged,
+    ResponseState,
     ResumePlayback,
     SessionClosed,
     SessionOpened,
@@ -324,6 +326,8 @@ class SimListener:
             self._world.at(now, lambda: self._flush_after(lambda at: self.line.resume(news, at)))
         elif isinstance(news, LatencyMeasured):
             self.line.measure(news)
+        elif isinstance(news, ResponseChanged) and news.state is ResponseState.COMPLETED:
+            self.line.playout.finish()
 
     def _flush_after(self, act: Callable[[Nanos], Any]) -> None:
         """Do something with the line, then carry its facts to the engine and its orders to the page."""

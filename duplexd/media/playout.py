@@ -118,6 +118,13 @@ class Playout:
         self._expecting, self._starved_at = False, None
         return flushed
 
+    def finish(self) -> None:
+        """The reply is over: what ran dry at its end was its end, not a gap."""
+        self._expecting = False
+        if self._starved_at is not None:
+            self.underruns -= 1
+            self._starved_at = None
+
     # Holding -------------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:

@@ -331,6 +331,8 @@ class Visit:
             case UserWords():
                 self.tell(wire.User(news.turn, news.text, news.stable, news.final))
             case ResponseChanged():
+                if news.state is ResponseState.COMPLETED:
+                    self.line.playout.finish()
                 state = PAGE_STATES.get(news.state)
                 if state is not None:
                     self.tell(wire.Reply(news.response, news.epoch, state, news.reason))

@@ -306,3 +306,14 @@ def test_an_underrun_that_a_short_last_chunk_ends_does_not_last_until_the_next_r
     pull(playout, 1, first=52)
 
     assert (playout.underruns, playout.underrun_ticks) == (1, FRAME)
+
+
+def test_a_reply_that_ends_without_a_last_chunk_is_no_gap() -> None:
+    """The thinker's stop may come after the last chunk was published: what runs dry then is the end of the reply."""
+    playout = Playout(rate=24_000)
+    playout.publish(epoch=Epoch(0), span=Span(Ticks(0), Ticks(960)), pcm=np.ones(480, np.int16), last=False)
+    for pts in range(0, 9600, 960):
+        playout.pull(pts)
+    playout.finish()
+
+    assert (playout.underruns, playout.underrun_ticks) == (0, 0)
