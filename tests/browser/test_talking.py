@@ -134,8 +134,8 @@ def test_no_false_interruption(aec: int) -> None:
             metrics = await stage.daemon.metrics()
             print({n: v for n, v in metrics.items() if "false" in n or "ackn" in n or "interr" in n or "underr" in n})
 
-            # The aim is none. Chromium's canceller now and then lets an acknowledgement through as two plain words; more
-            # than one in ten is a fault of ours.
+            # The aim is none. Chromium's canceller now and then lets an acknowledgement through as two plain words;
+            # more than one in ten is a fault of ours.
             assert metrics.get("duplexd_engine_interruptions", 0) <= 1
             assert sum(e["state"] == "completed" for e in replies) >= len(sounds) - 1
             for reply in replies:
