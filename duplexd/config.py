@@ -105,7 +105,7 @@ def check(config: Config) -> Config:
             f"voice_detector is {config.voice_detector!r}; it is auto, silero or energy",
         ),
         (50 <= config.voice_min_ms <= 2000, f"voice_min_ms is {config.voice_min_ms}; it lies in 50..2000"),
-        (200 <= config.silence_max_ms <= 5000, f"silence_max_ms is {config.silence_max_ms}; it lies in 200..5000"),
+        (450 <= config.silence_max_ms <= 5000, f"silence_max_ms is {config.silence_max_ms}; it lies in 450..5000"),
         (0 <= config.echo_warmup_ms <= 60_000, f"echo_warmup_ms is {config.echo_warmup_ms}; it lies in 0..60000"),
         (
             0 <= config.response_deadline_ms <= 600_000,

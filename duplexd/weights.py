@@ -97,14 +97,6 @@ _FILES = (
         **_SILERO,
     ),
     WeightFile(
-        name="silero-vad-jit",
-        role="voice activity, TorchScript",
-        inside="silero_vad/data/silero_vad.jit",
-        sha256="e1122837f4154c511485fe0b9c64455f7b929c96fbb8d79fbdb336383ebd3720",
-        bytes=2_272_526,
-        **_SILERO,
-    ),
-    WeightFile(
         name="smart-turn",
         role="end of turn",
         package="pipecat-ai",

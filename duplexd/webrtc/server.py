@@ -3,7 +3,7 @@
 GET  /                       the page
 GET  /api/config             what the page must know before it connects
 POST /api/session            {"sdp", "type": "offer"} -> {"sdp", "type": "answer", "session", "close_url"}
-POST /api/session/N/close    the person leaves (sendBeacon)
+POST /api/session/N/close/K  the person leaves (sendBeacon); K is the key in close_url
 GET  /healthz /readyz        the process lives / the engine is loaded
 GET  /metrics                Prometheus text
 """
@@ -240,7 +240,7 @@ async def _first(*waits: Any) -> None:
 
 def _url(config: Config, runner: web.AppRunner, *, tls: bool) -> str:
     host, port = runner.addresses[0][:2]
-    shown = "localhost" if host in ("127.0.0.1", "::1") else host
+    shown = "localhost" if host in ("127.0.0.1", "::1", "0.0.0.0", "::") else host
     return f"{'https' if tls else 'http'}://{shown}:{port}/"
 
 

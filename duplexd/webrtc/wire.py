@@ -184,7 +184,7 @@ class Heard(ToPage, frozen=True, tag="heard"):
 
 
 class CursorShown(ToPage, frozen=True, tag="cursor"):
-    """Cursors for the page's moving bar, five times a second while a reply is alive; ticks."""
+    """Cursors for the page's moving bar, ten times a second while a reply is alive; ticks."""
 
     epoch: int
     generation: int
