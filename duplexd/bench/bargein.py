@@ -45,6 +45,7 @@ class Interruption(msgspec.Struct):
     cursor_error_ms: float | None = None
     history_errors: int = 0
     ambiguous: int = 0
+    ear_undecided: int = 0  #: a cut within the tone ear's own error of the word's end
     old_words_after_flush: int = 0
     heard: list[int] = []
     remembered: list[int] = []
@@ -119,7 +120,7 @@ async def _judge(stage: Stage, one: Interruption, *, begun: Nanos, onset: Nanos)
     last = old[-1]
     one.stop_ms = round((heard.time_of(last.end_sample) - onset) / NANOS_PER_MS, 1)
     one.heard = [w.index % 32 for w in old if _ms(heard, w) >= TONE_MS - 2 * EDGE_MS]
-    await _compare(stage, one, begun, flush)
+    await _compare(stage, one, begun, heard, old)
     one.cursor_error_ms = _cursor_error(await stage.events("words", since=begun), flush, heard, old)
     late = _words(heard, after=Nanos(flush.at + round(CLEAR_MS * NANOS_PER_MS)), before=heard.end)
     one.old_words_after_flush = sum(w.index // 32 == last.index // 32 for w in late)
@@ -138,8 +139,11 @@ def _ms(heard: Recording, word: tones.HeardWord) -> float:
     return (word.end_sample - word.start_sample) * 1000 / heard.rate
 
 
-async def _compare(stage: Stage, one: Interruption, begun: Nanos, flush: Event) -> None:
-    """History against the loudspeaker: words remembered and not heard, or heard and not remembered."""
+async def _compare(stage: Stage, one: Interruption, begun: Nanos, heard: Recording, old: list[tones.HeardWord]) -> None:
+    """History against the loudspeaker: words remembered and not heard, or heard and not remembered.
+
+    One more or less is not an error where the last word was cut so near its end that this ear cannot tell.
+    """
     finals = [h for h in await stage.events("heard", since=begun) if h["final"]]
     if not finals:
         return
@@ -147,7 +151,9 @@ async def _compare(stage: Stage, one: Interruption, begun: Nanos, flush: Event) 
     one.remembered = list(range(history["words"]))
     one.ambiguous = len(history["ambiguous"])
     wrong = set(one.heard).symmetric_difference(one.remembered) - set(history["ambiguous"])
-    one.history_errors = len(wrong)
+    undecided = wrong & {w.index % 32 for w in old[-1:] if abs(_ms(heard, w) - (TONE_MS - 2 * EDGE_MS)) <= EDGE_MS}
+    one.ear_undecided = len(undecided)
+    one.history_errors = len(wrong - undecided)
 
 
 def _cursor_error(events: list[Event], flush: Event, heard: Recording, old: list[tones.HeardWord]) -> float | None:
@@ -181,6 +187,7 @@ def _report(
         "old_words_after_flush": sum(d.old_words_after_flush for d in done),
         "history_errors": sum(d.history_errors for d in done),
         "ambiguous_words": sum(d.ambiguous for d in done),
+        "ear_undecided": sum(d.ear_undecided for d in done),
         "cursor_error_ms": {"p50": percentile(errors, 0.5), "p99": percentile(errors, 0.99), "count": len(errors)},
         "model": model,
         "impaired": "40 ms round trip, jitter 10 ms, 3 % loss" if impaired else None,

@@ -95,9 +95,13 @@ def microphone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def launch(microphone: Path) -> Iterator[Callable[..., Browser]]:
-    """Starts a Chromium, or gives back the one with the same flags. Skips where there is none."""
+    """Starts a Chromium, or gives back the one with the same flags. Skips where there is none.
+
+    Of the module, not of the session: while it lives, playwright's own event loop runs in this thread, and every
+    `asyncio.run` of a later test would fail.
+    """
     sync_api = pytest.importorskip("playwright.sync_api")
     if shutil.which(CHROMIUM) is None:
         pytest.skip(f"{CHROMIUM} is not installed")
