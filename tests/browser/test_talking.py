@@ -94,9 +94,9 @@ def test_twenty_interruptions_are_remembered_as_they_were_heard() -> None:
 
     assert report["advanced"] == 20
     assert report["history_errors"] == 0
-    # Near a word's end the cursor's error (10 ms) and the ear's (8 ms) leave it open whether the word was heard. Of
-    # twenty random cuts into words of 480 ms that is one or two; a test must not fail by chance, so it allows four.
-    assert report["ambiguous_words"] + report["ear_undecided"] <= 4
+    # Near a word's end the cursor's error (20 ms) and the ear's (8 ms) leave it open whether the word was heard. Of
+    # twenty random cuts into words of 480 ms that is about two; a test must not fail by chance, so it allows six.
+    assert report["ambiguous_words"] + report["ear_undecided"] <= 6
     assert report["old_epoch_samples"] == 0
     assert report["old_words_after_flush"] == 0
 
