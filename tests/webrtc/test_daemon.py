@@ -75,10 +75,10 @@ class Visitor:
 Story = Callable[[Visitor], Awaitable[None]]
 
 
-def at_a_daemon(story: Story, *flags: str) -> None:
+def at_a_daemon(story: Story, *flags: str, within_s: float = 90) -> None:
     async def run() -> None:
         async with Daemon(*FLAGS, *flags) as daemon, aiohttp.ClientSession() as http:
-            await asyncio.wait_for(story(Visitor(daemon, http)), 90)
+            await asyncio.wait_for(story(Visitor(daemon, http)), within_s)
             said = daemon.said()
         assert "Traceback" not in said, said[-3000:]
         assert "was never retrieved" not in said
@@ -316,7 +316,7 @@ def test_fifty_connections_leave_nothing_behind() -> None:
         after = await held(visitor)
         assert after == before
 
-    at_a_daemon(story)
+    at_a_daemon(story, within_s=300)
 
 
 async def visit(visitor: Visitor, number: int) -> None:
