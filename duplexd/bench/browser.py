@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from duplexd.bench.programs import ProgramMissing, RigError, find_program
+from duplexd.bench.scoped import AsyncScoped
 from duplexd.clock import now
 from duplexd.units import NANOS_PER_MS, Nanos
 
@@ -52,7 +52,7 @@ class PageClock:
         return Nanos(self.origin_ns + round(page_ms * NANOS_PER_MS))
 
 
-class Browser:
+class Browser(AsyncScoped):
     """One headless Chromium; an async context manager. Pages are Playwright's own objects.
 
     Args:    env: environment, usually `PulseRig.env`; namespace: network namespace to run in, e.g. `BadNetwork.b`;
@@ -69,39 +69,19 @@ class Browser:
         namespace: str | None = None,
         fake_microphone: Path | None = None,
         fake_microphone_repeats: bool = False,
-        fake_camera: Path | None = None,
         insecure_origins: Sequence[str] = (),
         flags: Sequence[str] = (),
-        executable: Path | None = None,
     ) -> None:
         self._env = dict(os.environ if env is None else env)
         self._namespace = namespace
-        self._executable = executable
         self._flags = [*FLAGS, *flags]
         if insecure_origins:
             self._flags.append(f"--unsafely-treat-insecure-origin-as-secure={','.join(insecure_origins)}")
-        if fake_microphone or fake_camera:
-            self._flags.append("--use-fake-device-for-media-stream")
         if fake_microphone:
+            self._flags.append("--use-fake-device-for-media-stream")
             once = "" if fake_microphone_repeats else "%noloop"
             self._flags.append(f"--use-file-for-fake-audio-capture={_existing(fake_microphone)}{once}")
-        if fake_camera:
-            self._flags.append(f"--use-file-for-fake-video-capture={_existing(fake_camera)}")
-        self._permissions = ["microphone", "camera"] if fake_camera else ["microphone"]
-        self._cleanup = contextlib.AsyncExitStack()
         self.page_errors: list[str] = []  #: uncaught errors and console errors of all pages, at most ERRORS_MAX
-        self.page_errors_count = 0
-
-    async def __aenter__(self) -> Self:
-        async with contextlib.AsyncExitStack() as cleanup:
-            await self._open(cleanup)
-            self._cleanup = cleanup.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._cleanup.aclose()
 
     @property
     def version(self) -> str:
@@ -119,7 +99,7 @@ class Browser:
 
     async def _context(self, width: int, height: int) -> BrowserContext:
         viewport = {"width": width, "height": height}
-        return await self._browser.new_context(permissions=self._permissions, viewport=viewport)  # type: ignore[arg-type]
+        return await self._browser.new_context(permissions=["microphone"], viewport=viewport)  # type: ignore[arg-type]
 
     async def _open(self, cleanup: contextlib.AsyncExitStack) -> None:
         try:
@@ -129,7 +109,7 @@ class Browser:
                 "the measuring rig drives the browser with the Python package 'playwright', which is not installed; "
                 "run: pip install playwright (the browser itself comes from: apt-get install chromium)"
             ) from error
-        path = str(self._executable) if self._executable else find_program("chromium")
+        path = find_program("chromium")
         if self._namespace is not None:
             path = str(_wrapper(cleanup, self._namespace, path))
         driver = await cleanup.enter_async_context(async_playwright())
@@ -149,7 +129,6 @@ class Browser:
         self._version = self._browser.version
 
     def _note(self, text: str) -> None:
-        self.page_errors_count += 1
         if len(self.page_errors) < ERRORS_MAX:
             self.page_errors.append(text)
 

@@ -4,50 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from duplexd.bench.programs import RigError
+from duplexd.bench.scoped import AsyncScoped
 
 READY_LIMIT_S = 90.0
 END_LIMIT_S = 10.0
 _URL = re.compile(r"is ready: (\S+)")
 
 
-class Daemon:
+class Daemon(AsyncScoped):
     """`duplexd serve` as a subprocess; an async context manager.
 
     Args:    flags: of `duplexd serve`. inside: words before the command, e.g. `BadNetwork.inside("a")`.
     Raises:  RigError with the daemon's own words when it does not come up within 90 s.
     """
 
-    def __init__(self, *flags: str, inside: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *flags: str, inside: Sequence[str] = ()) -> None:
         self._command = [*inside, sys.executable, "-m", "duplexd", "serve", "--port", "0", *flags]
         self._inside = list(inside)
-        self._environment = {**os.environ, **(environment or {})}
-        self._cleanup = contextlib.AsyncExitStack()
         self.url = ""
 
-    async def __aenter__(self) -> Self:
-        folder = self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="duplexd-daemon-"))
+    async def _open(self, cleanup: contextlib.AsyncExitStack) -> None:
+        folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="duplexd-daemon-"))
         self.log = Path(folder) / "log"
         with self.log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL, env=self._environment
+                *self._command, stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL
             )
-        try:
-            await self._wait_ready()
-        except BaseException:
-            await self.__aexit__(None, None, None)
-            raise
-        return self
+        cleanup.push_async_callback(self._end)
+        await self._wait_ready()
 
     async def _wait_ready(self) -> None:
         for _ in range(round(READY_LIMIT_S / 0.1)):
@@ -90,9 +82,7 @@ class Daemon:
         body, _ = await asking.communicate()
         return body.decode()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -100,4 +90,3 @@ class Daemon:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        await self._cleanup.aclose()

@@ -30,12 +30,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
 
 from duplexd.bench.programs import RigError, end, find_program, run, start
+from duplexd.bench.scoped import Scoped
 from duplexd.clock import now
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 
@@ -155,7 +155,7 @@ class _Answer(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class BadNetwork:
+class BadNetwork(Scoped):
     """Two fresh namespaces `a` and `b` with an impaired wire between them; a context manager.
 
     A program enters one with the words of `inside("a")` before its own: `[*network.inside("a"), "python", ...]`.
@@ -167,19 +167,6 @@ class BadNetwork:
 
     def __init__(self, *, seed: int = 1) -> None:
         self._seed = seed
-        self._cleanup = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        require_tun()
-        with contextlib.ExitStack() as cleanup:
-            self._open(cleanup)
-            self._cleanup = cleanup.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._cleanup.close()
 
     @property
     def a(self) -> str:
@@ -205,6 +192,7 @@ class BadNetwork:
         return answer.ab, answer.ba
 
     def _open(self, cleanup: contextlib.ExitStack) -> None:
+        require_tun()
         directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="duplexd-net-")))
         self._control = directory / "control"
         self._names = (f"{directory.name}-a", f"{directory.name}-b")

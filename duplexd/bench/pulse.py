@@ -28,8 +28,7 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import av
 import msgspec
@@ -37,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplexd.bench.programs import RigError, end, find_program, run, start, wait_until
+from duplexd.bench.scoped import Scoped
 from duplexd.bench.tap import RATE, Device, Match, Pcm, Tap, locate
 from duplexd.clock import now
 from duplexd.units import NANOS_PER_SECOND, Nanos
@@ -116,7 +116,7 @@ class Said:
         end(self._player, grace_s=0.5)
 
 
-class PulseRig:
+class PulseRig(Scoped):
     """A private PulseAudio with the sinks "spk" and "mic", the source "vmic" and a tap on each sink.
 
     A context manager; everything is taken down at its end, also after an error.
@@ -128,20 +128,8 @@ class PulseRig:
     def __init__(self, *, echo: Echo | None = None, seconds_max: float = 1200.0) -> None:
         self._echo = echo
         self._seconds_max = seconds_max
-        self._cleanup = contextlib.ExitStack()
         self._players: list[subprocess.Popen[bytes]] = []
         self._saying = threading.Lock()
-
-    def __enter__(self) -> Self:
-        with contextlib.ExitStack() as cleanup:
-            self._open(cleanup)
-            self._cleanup = cleanup.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._cleanup.close()
 
     @property
     def env(self) -> dict[str, str]:

@@ -370,11 +370,6 @@ class Tap:
                 parts.append(block[max(0, sample - (block_end - len(block))) :])
         return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int16)
 
-    def stop(self) -> Recording:
-        """Ends the tap and returns what it kept."""
-        self.close()
-        return self.recording()
-
     def close(self) -> None:
         """Ends the tap; what it kept can still be read. Harmless when done twice."""
         halt(self._process, grace_s=1.0)

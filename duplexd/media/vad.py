@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from duplexd.errors import WeightsError
+from duplexd.media.network import load_network
 from duplexd.units import Span, Ticks, ticks_from_ms
 
 RATE = 16_000
@@ -53,15 +53,7 @@ class VoiceDetector:
     @staticmethod
     def load(model: Path) -> onnxruntime.InferenceSession:
         """The network alone: it is stateless, so all sessions of a process share one."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
-        try:
-            return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-        except Exception as fault:
-            raise WeightsError(f"the voice detector {model} cannot be loaded: {fault}; run `duplexd fetch`") from fault
+        return load_network(model, called="the voice detector")
 
     def reset(self) -> None:
         """Forget what was heard: after a gap in the input, and at the start."""

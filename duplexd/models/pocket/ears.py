@@ -23,6 +23,7 @@ import onnxruntime
 
 from duplexd.errors import ModelError, WeightsError
 from duplexd.ids import SlotId
+from duplexd.media.network import load_network
 from duplexd.memory.classes import CacheClass
 from duplexd.streams.stage import (
     CopyJob,
@@ -126,8 +127,8 @@ class Transcriber:
     """
 
     def __init__(self, encoder: Path, decoder: Path, vocabulary: Path, *, threads: int = 1) -> None:
-        self._encoder = _session(encoder, threads)
-        self._decoder = _session(decoder, threads)
+        self._encoder = load_network(encoder, called="the ears' network", threads=threads)
+        self._decoder = load_network(decoder, called="the ears' network", threads=threads)
         self._pieces = read_vocabulary(vocabulary)
         self._past = [one.name for one in self._decoder.get_inputs() if one.name.startswith("past_key_values")]
         self._outputs = [one.name for one in self._decoder.get_outputs()]
@@ -288,15 +289,3 @@ def _tokens_max(samples: int) -> int:
 def _log_probability(logits: npt.NDArray[np.float32], token: int) -> float:
     top = float(logits[token])
     return -float(np.log(np.exp(logits - top).sum()))
-
-
-def _session(path: Path, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 4
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as fault:
-        raise WeightsError(f"{path} cannot be loaded: {fault}; run `duplexd fetch`") from fault

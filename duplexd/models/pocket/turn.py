@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
-from duplexd.errors import WeightsError
+from duplexd.media.network import load_network
 from duplexd.models.pocket.ears import ArenaView, read_ring
 from duplexd.models.pocket.features import log_mel
 from duplexd.streams.stage import CostModel, Failed, JudgeJob, JudgeResult, PayloadKind, Result, Role, StageSpec
@@ -23,15 +22,7 @@ class TurnJudge:
     """Raises WeightsError when the file cannot be loaded."""
 
     def __init__(self, model: Path, *, threads: int = 1) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
-        try:
-            self._network = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-        except Exception as fault:
-            raise WeightsError(f"the turn judge {model} cannot be loaded: {fault}; run `duplexd fetch`") from fault
+        self._network = load_network(model, called="the turn judge", threads=threads)
 
     def probability(self, audio: npt.NDArray[np.float32]) -> float:
         """Probability that the turn has ended at the end of `audio` (16 kHz, full scale 1.0; the last 8 s count)."""

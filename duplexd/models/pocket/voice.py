@@ -84,6 +84,16 @@ def latent_fields() -> tuple[FieldSpec, ...]:
     )
 
 
+class Latents:
+    """The fields of the `latents` partition, as the talker writes and the vocoder reads them."""
+
+    def __init__(self, arena: Any) -> None:
+        self.frames: Tensor = arena.field("latents", "frames")
+        self.f0: Tensor = arena.field("latents", "f0")
+        self.phase: Tensor = arena.field("latents", "phase")
+        self.clause: Tensor = arena.field("latents", "clause")
+
+
 def state_fields() -> tuple[FieldSpec, ...]:
     """Fields of the `state` partition: one slot holds what a vocoder remembers between two chunks of one session."""
     return (
@@ -124,12 +134,9 @@ class Talker:
 
     def load(self, arena: Any) -> None:
         """Raises WeightsError when a file of the voice is missing or damaged."""
-        self._frames: Tensor = arena.field("latents", "frames")
-        self._f0: Tensor = arena.field("latents", "f0")
-        self._phase: Tensor = arena.field("latents", "phase")
-        self._clause: Tensor = arena.field("latents", "clause")
+        self._latents = Latents(arena)
         self._reader = Reader(oov=weights.path("hibari-oov"), vocabulary=weights.path("hibari-vocab"))
-        self._net: TalkNet = load_nets(weights.path("hibari"))[0].to(self._frames.device)
+        self._net: TalkNet = load_nets(weights.path("hibari"))[0].to(self._latents.frames.device)
         # The first use of the unknown-word network and of the kernels is slow; nobody should hear that.
         self._durations(self._reader.read("Hello, zorblax."))
 
@@ -166,15 +173,15 @@ class Talker:
 
     def _durations(self, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
         with torch.inference_mode():
-            ids = torch.tensor([reading.ids], device=self._frames.device)
+            ids = torch.tensor([reading.ids], device=self._latents.frames.device)
             steps, encoded = self._net.durations(ids)
         return ids, encoded, steps
 
     def _keep(self, slot: SlotId, clause: Clause, *, f0: Tensor, frames: Tensor) -> None:
-        self._frames[slot, :, : clause.count] = frames
-        self._f0[slot, : clause.count] = f0
-        self._phase[slot, : clause.count] = dsp.start_phases(f0)
-        self._clause[slot] = torch.tensor([clause.count, clause.first, clause.audible])
+        self._latents.frames[slot, :, : clause.count] = frames
+        self._latents.f0[slot, : clause.count] = f0
+        self._latents.phase[slot, : clause.count] = dsp.start_phases(f0)
+        self._latents.clause[slot] = torch.tensor([clause.count, clause.first, clause.audible])
 
     def _too_long(self, job: TalkJob, length: Ticks) -> Failed:
         return Failed(
@@ -264,15 +271,12 @@ class Vocoder:
 
     def load(self, arena: Any) -> None:
         """Raises WeightsError when a file of the voice is missing or damaged."""
-        self._frames: Tensor = arena.field("latents", "frames")
-        self._f0: Tensor = arena.field("latents", "f0")
-        self._phase: Tensor = arena.field("latents", "phase")
-        self._clause: Tensor = arena.field("latents", "clause")
+        self._latents = Latents(arena)
         self._in: Tensor = arena.field("state", "voice_in")
         self._blocks: Tensor = arena.field("state", "voice_blocks")
         self._tail: Tensor = arena.field("state", "voice_tail")
         self._next: Tensor = arena.field("state", "voice_next")
-        device = self._frames.device
+        device = self._latents.frames.device
         self._net = (self._given or load_nets(weights.path("hibari"))[1]).to(device)
         self._noise = dsp.noise_table(FRAMES_MAX, device)
 
@@ -281,7 +285,7 @@ class Vocoder:
         return [self._render(job, media) for job in jobs]
 
     def _render(self, job: RenderJob, media: Any) -> RenderResult | Failed:
-        clause = Clause(*self._clause[job.latents].tolist())
+        clause = Clause(*self._latents.clause[job.latents].tolist())
         fault = self._fault(job, clause)
         if fault:
             return Failed(job.session, fault)
@@ -326,7 +330,7 @@ class Vocoder:
     def _signal(self, job: RenderJob, count: int, done: int, goal: int) -> Tensor:
         """Windowed signal of frames `done` to `goal`."""
         x = self._deep(job, count, done, goal)
-        f0, phase = self._f0[job.latents, :count], self._phase[job.latents, :count]
+        f0, phase = self._latents.f0[job.latents, :count], self._latents.phase[job.latents, :count]
         source = dsp.pulse_spectra(f0, phase, done, goal)
         return dsp.frames_of(self._net.spectra(x[:, :, -(goal - done) :]), source, self._noise[done:goal])
 
@@ -339,7 +343,7 @@ class Vocoder:
         """
         base = max(0, done - CONTEXT) if job.fresh else -1
         known = base if job.fresh else _reached(done, -1, count)
-        x = self._frames[job.latents : job.latents + 1, :, known : _reached(goal, -1, count)]
+        x = self._latents.frames[job.latents : job.latents + 1, :, known : _reached(goal, -1, count)]
         for layer in range(1 + DECODER_BLOCKS):
             kept = self._in[job.state] if layer == 0 else self._blocks[job.state, layer - 1]
             # A fresh layer has zeros before the clause, which is the padding of the whole-clause convolution.
