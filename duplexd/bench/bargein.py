@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplexd.bench import recordings
-from duplexd.bench.stage import BAD, Event, Stage, keep, percentile
+from duplexd.bench.stage import BAD, BAD_TEXT, Event, Stage, keep, percentile
 from duplexd.bench.tap import Recording
 from duplexd.media import tones
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, ms_from_ticks
 
-AUDIBLE_DBFS = -45.0
 WORDS = 24
 SEED = 20260629
 REPLY_LIMIT_S = 15.0
@@ -47,23 +46,24 @@ class Interruption(msgspec.Struct):
     ambiguous: int = 0
     ear_undecided: int = 0  #: a cut within the tone ear's own error of the word's end
     old_words_after_flush: int = 0
+    compared: bool = False  #: the loudspeaker and the history could both be read
     heard: list[int] = []
     remembered: list[int] = []
 
 
-async def bench(*, count: int, impaired: bool, model: str, folder: Path | None) -> dict[str, Any]:
+async def bench(*, count: int, impaired: bool, folder: Path | None) -> dict[str, Any]:
     """Run the bench; returns what `--json` writes."""
     halves = [("page", "auto=1", count - count // 2), ("server", "auto=1&vad=0", count // 2)]
     done: list[Interruption] = []
     metrics: dict[str, dict[str, float]] = {}
     client = ""
-    flags = ["--model", model, "--voice-detector", "silero", "--sessions-max", "1"]
+    flags = ["--model", "clock", "--voice-detector", "silero", "--sessions-max", "1"]
     for by, query, times in halves:
         async with Stage(*flags, query=query, impaired=BAD if impaired else None) as stage:
             done += await _half(stage, by, times, folder)
             metrics[by] = await stage.daemon.metrics()
             client = stage.client()
-    return _report(done, metrics, client=client, impaired=impaired, model=model)
+    return _report(done, metrics, client=client, impaired=impaired)
 
 
 async def _half(stage: Stage, by: str, times: int, folder: Path | None) -> list[Interruption]:
@@ -78,6 +78,7 @@ async def _half(stage: Stage, by: str, times: int, folder: Path | None) -> list[
     report = {"by": by, "each": [msgspec.structs.asdict(d) for d in done]}
     keep(folder, f"barge-in-{by}-loudspeaker", stage.rig.loudspeaker.recording(), report)
     keep(folder, f"barge-in-{by}-microphone", stage.rig.microphone.recording(), report)
+    stage.require_whole_recordings()
     return done
 
 
@@ -114,7 +115,7 @@ async def _judge(stage: Stage, one: Interruption, *, begun: Nanos, onset: Nanos)
     one.advanced = True
     one.decide_ms = round((flush.at - onset) / NANOS_PER_MS, 1)
     heard = stage.heard()
-    old = _words(heard, after=begun, before=flush.at)
+    old = newest_reply(words_heard(heard, after=begun, before=flush.at))
     if not old:
         return
     last = old[-1]
@@ -122,17 +123,20 @@ async def _judge(stage: Stage, one: Interruption, *, begun: Nanos, onset: Nanos)
     one.heard = [w.index % 32 for w in old if _ms(heard, w) >= TONE_MS - 2 * EDGE_MS]
     await _compare(stage, one, begun, heard, old)
     one.cursor_error_ms = _cursor_error(await stage.events("words", since=begun), flush, heard, old)
-    late = _words(heard, after=Nanos(flush.at + round(CLEAR_MS * NANOS_PER_MS)), before=heard.end)
+    late = words_heard(heard, after=Nanos(flush.at + round(CLEAR_MS * NANOS_PER_MS)), before=heard.end)
     one.old_words_after_flush = sum(w.index // 32 == last.index // 32 for w in late)
 
 
-def _words(heard: Recording, *, after: Nanos, before: Nanos) -> list[tones.HeardWord]:
-    """Words of one reply heard in a stretch; parts of a word interrupted by a false alarm are joined."""
+def words_heard(heard: Recording, *, after: Nanos, before: Nanos) -> list[tones.HeardWord]:
+    """All words heard in a stretch; parts of a word interrupted by a false alarm are joined."""
     first, _ = heard.between(after, before)
     words = tones.decode(heard.part(after, before), heard.rate)
-    placed = [tones.HeardWord(w.index, w.start_sample + first, w.end_sample + first, w.level) for w in words]
-    newest = placed[-1].index // 32 if placed else 0
-    return [w for w in placed if w.index // 32 == newest]
+    return [tones.HeardWord(w.index, w.start_sample + first, w.end_sample + first, w.level) for w in words]
+
+
+def newest_reply(words: list[tones.HeardWord]) -> list[tones.HeardWord]:
+    """Those of the reply that was heard last."""
+    return [w for w in words if w.index // 32 == words[-1].index // 32]
 
 
 def _ms(heard: Recording, word: tones.HeardWord) -> float:
@@ -154,6 +158,7 @@ async def _compare(stage: Stage, one: Interruption, begun: Nanos, heard: Recordi
     undecided = wrong & {w.index % 32 for w in old[-1:] if abs(_ms(heard, w) - (TONE_MS - 2 * EDGE_MS)) <= EDGE_MS}
     one.ear_undecided = len(undecided)
     one.history_errors = len(wrong - undecided)
+    one.compared = True
 
 
 def _cursor_error(events: list[Event], flush: Event, heard: Recording, old: list[tones.HeardWord]) -> float | None:
@@ -171,7 +176,7 @@ def _cursor_error(events: list[Event], flush: Event, heard: Recording, old: list
 
 
 def _report(
-    done: list[Interruption], metrics: dict[str, dict[str, float]], *, client: str, impaired: bool, model: str
+    done: list[Interruption], metrics: dict[str, dict[str, float]], *, client: str, impaired: bool
 ) -> dict[str, Any]:
     stops = {by: [d.stop_ms for d in done if d.by == by and d.advanced and d.stop_ms is not None] for by in metrics}
     decides = {by: [d.decide_ms for d in done if d.by == by and d.decide_ms is not None] for by in metrics}
@@ -180,17 +185,18 @@ def _report(
     return {
         "count": len(done),
         "advanced": sum(d.advanced for d in done),
+        "compared": sum(d.compared for d in done),
         **{f"stop_{by}_ms": {"p50": percentile(v, 0.5), "p95": percentile(v, 0.95)} for by, v in stops.items()},
         **{f"decide_{by}_ms": {"p50": percentile(v, 0.5), "p95": percentile(v, 0.95)} for by, v in decides.items()},
         "engine_ms": {"p95": round(max(engine), 2)},
-        "old_epoch_samples": int(sum(m.get("duplexd_frontend_stale_samples_sent", 0) for m in metrics.values())),
+        "old_epoch_samples": int(sum(m["duplexd_frontend_stale_samples_sent"] for m in metrics.values())),
         "old_words_after_flush": sum(d.old_words_after_flush for d in done),
         "history_errors": sum(d.history_errors for d in done),
         "ambiguous_words": sum(d.ambiguous for d in done),
         "ear_undecided": sum(d.ear_undecided for d in done),
         "cursor_error_ms": {"p50": percentile(errors, 0.5), "p99": percentile(errors, 0.99), "count": len(errors)},
-        "model": model,
-        "impaired": "40 ms round trip, jitter 10 ms, 3 % loss" if impaired else None,
+        "model": "clock",
+        "impaired": BAD_TEXT if impaired else None,
         "client": client,
         "metrics": metrics,
         "each": [msgspec.structs.asdict(d) for d in done],

@@ -15,14 +15,14 @@ def add_bench(commands: Any) -> None:
     kinds = bench.add_subparsers(required=True, metavar="BENCH")
     talk = kinds.add_parser("talk", help="voice to voice: questions spoken, answers heard")
     talk.add_argument("--turns", type=int, default=20)
-    _common(talk, run_talk, model="pocket")
+    talk.add_argument("--model", default="pocket", help="default: pocket")
+    _common(talk, run_talk)
     barge_in = kinds.add_parser("barge-in", help="interruptions: when it is quiet, and what is remembered")
     barge_in.add_argument("--count", type=int, default=50)
-    _common(barge_in, run_barge_in, model="clock")
+    _common(barge_in, run_barge_in)
 
 
-def _common(parser: argparse.ArgumentParser, act: Any, *, model: str) -> None:
-    parser.add_argument("--model", default=model, help=f"default: {model}")
+def _common(parser: argparse.ArgumentParser, act: Any) -> None:
     parser.add_argument(
         "--impaired", action="store_true", help="over a bad network: 40 ms, jitter 10, 3 %% loss (root)"
     )
@@ -43,9 +43,7 @@ def run_talk(options: argparse.Namespace) -> int:
 def run_barge_in(options: argparse.Namespace) -> int:
     from duplexd.bench.bargein import bench
 
-    report = asyncio.run(
-        bench(count=options.count, impaired=options.impaired, model=options.model, folder=options.keep)
-    )
+    report = asyncio.run(bench(count=options.count, impaired=options.impaired, folder=options.keep))
     return _publish(report, options.json)
 
 

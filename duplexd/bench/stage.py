@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import json
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from duplexd.bench.daemon import Daemon
 from duplexd.bench.netem import ADDRESS_A, BadNetwork, Impairment
 from duplexd.bench.programs import RigError
 from duplexd.bench.pulse import Echo, PulseRig, Said
+from duplexd.bench.scoped import AsyncScoped
 from duplexd.bench.tap import Recording
 from duplexd.units import Nanos
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 #: The network of the issue: 40 ms round trip, jitter 10 ms, 3 % loss.
 BAD = Impairment(delay_ms=20, jitter_ms=10, loss=0.03)
+BAD_TEXT = "40 ms round trip, jitter 10 ms, 3 % loss"
 CONNECT_LIMIT_S = 30.0
 IDLE_STATES = ("idle", "connecting", "ready")
 
@@ -37,7 +38,7 @@ class Event(dict[str, Any]):
         return Nanos(self["at"])
 
 
-class Stage:
+class Stage(AsyncScoped):
     """Everything a bench needs, up and connected; an async context manager."""
 
     def __init__(
@@ -47,26 +48,12 @@ class Stage:
         impaired: Impairment | None = None,
         echo: Echo | None = None,
         seconds_max: float = 1800.0,
-        connect: bool = True,
     ) -> None:
         self._flags = daemon_flags
         self._query = query
         self._impaired = impaired
         self._echo = echo
         self._seconds_max = seconds_max
-        self._connect = connect
-        self._cleanup = contextlib.AsyncExitStack()
-
-    async def __aenter__(self) -> Self:
-        async with contextlib.AsyncExitStack() as cleanup:
-            await self._open(cleanup)
-            self._cleanup = cleanup.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._cleanup.aclose()
 
     async def _open(self, cleanup: contextlib.AsyncExitStack) -> None:
         self.rig = cleanup.enter_context(PulseRig(echo=self._echo, seconds_max=self._seconds_max))
@@ -87,8 +74,7 @@ class Stage:
         )
         self.network = network
         self.page: Page = await self.browser.page(f"{origin}/?{self._query}")
-        if self._connect:
-            await self.wait_connected()
+        await self.wait_connected()
         if network is not None and self._impaired is not None:
             network.impair(self._impaired)
         self.clock: PageClock = await page_clock(self.page)
@@ -147,6 +133,15 @@ class Stage:
     def heard(self) -> Recording:
         """Everything the loudspeaker has played so far."""
         return self.rig.loudspeaker.recording()
+
+    def require_whole_recordings(self) -> None:
+        """No figure is published from a recording with lost samples (tap.py, rule 3): raises RigError."""
+        for name, tap in (("loudspeaker", self.rig.loudspeaker), ("microphone", self.rig.microphone)):
+            if lost := tap.recording().clock.steps_count:
+                raise RigError(
+                    f"the recording of the {name} lost samples {lost} times, so its times are not to be trusted; "
+                    "run again with less running beside it"
+                )
 
     def client(self) -> str:
         return f"Chromium {self.browser.version}, media element, PulseAudio null sink tap"

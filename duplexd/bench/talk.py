@@ -18,10 +18,9 @@ import msgspec
 
 from duplexd.bench import recordings
 from duplexd.bench.recordings import Recording
-from duplexd.bench.stage import BAD, Event, Stage, keep, percentile
+from duplexd.bench.stage import BAD, BAD_TEXT, Event, Stage, keep, percentile
 from duplexd.units import NANOS_PER_MS, Nanos, ms_from_ticks
 
-AUDIBLE_DBFS = -45.0
 REPLY_LIMIT_S = 20.0
 GAP_MS = 100.0
 QUIET_AFTER_S = 1.0  #: between two turns, like a person who listens to the end
@@ -39,7 +38,8 @@ class Turn(msgspec.Struct):
     parts_ms: dict[str, float] = {}
     gap_ms: float = 0.0
     engine_gap_ms: float = 0.0
-    loop_lag_ms: float = 0.0
+    loop_lag_ms: float = 0.0  #: longest of about the last minute
+    premature: bool = False  #: answered before the question was over: no voice-to-voice figure
 
 
 class Paused(msgspec.Struct):
@@ -62,6 +62,7 @@ async def bench(*, turns: int, impaired: bool, model: str, folder: Path | None) 
         report["metrics"] = await stage.daemon.metrics()
         keep(folder, "talk-loudspeaker", stage.rig.loudspeaker.recording(), report)
         keep(folder, "talk-microphone", stage.rig.microphone.recording(), report)
+        stage.require_whole_recordings()
     return report
 
 
@@ -85,10 +86,11 @@ async def _turn(stage: Stage, question: Recording) -> Turn:
     await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
     await asyncio.sleep(QUIET_AFTER_S)
     turn = Turn(question.name, question.text)
-    if not answered:
+    turn.premature = await _early(stage, said.start, ended)
+    if not answered or turn.premature:
         return turn
     heard = stage.heard()
-    first = heard.first_audible(after=ended, dbfs=AUDIBLE_DBFS)
+    first = heard.first_audible(after=ended)
     if first is not None:
         turn.v2v_ms = round((first - ended) / NANOS_PER_MS, 1)
     turn.understood, turn.answered = await _last_texts(stage)
@@ -116,7 +118,7 @@ def _gaps(
 ) -> None:
     if first is None or not words:
         return
-    last = heard.last_audible(after=first, dbfs=AUDIBLE_DBFS)
+    last = heard.last_audible(after=first)
     spans = [word for event in words for word in event["words"]]
     published_ms = ms_from_ticks(spans[-1]["end"] - spans[0]["start"])
     # The last word's own end may lie a little after its last audible sample: that is no gap, it makes this negative.
@@ -133,10 +135,15 @@ async def _paused(stage: Stage, one: Recording) -> Paused:
     await stage.wait_for("speaking", limit_s=6.0)
     await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
     await asyncio.sleep(QUIET_AFTER_S)
-    replies = [e for e in await stage.events("reply", since=said.start) if e["state"] == "created"]
     finals = [e["text"] for e in await stage.events("user", since=said.start) if e["final"]]
-    early = any(e.at < ended for e in replies)
+    early = await _early(stage, said.start, ended)
     return Paused(one.name, early, not early or _merged(finals, one.text), finals)
+
+
+async def _early(stage: Stage, began: Nanos, ended: Nanos) -> bool:
+    """A reply was created while the person still spoke."""
+    replies = await stage.events("reply", since=began)
+    return any(e["state"] == "created" and e.at < ended for e in replies)
 
 
 def _merged(finals: list[str], text: str) -> bool:
@@ -152,6 +159,7 @@ def _report(stage: Stage, turns: list[Turn], paused: list[Paused], *, impaired: 
     return {
         "turns": len(turns),
         "answered": len(measured),
+        "answered_too_early": sum(t.premature for t in turns),
         "v2v_ms": {"p50": percentile(measured, 0.5), "p90": percentile(measured, 0.9)},
         "parts_ms": {name: percentile([t.parts_ms[name] for t in turns if name in t.parts_ms], 0.5) for name in names},
         "gaps_over_100ms": len(engine_gaps),
@@ -164,7 +172,7 @@ def _report(stage: Stage, turns: list[Turn], paused: list[Paused], *, impaired: 
             "merged": sum(p.merged for p in paused if p.premature),
         },
         "model": model,
-        "impaired": "40 ms round trip, jitter 10 ms, 3 % loss" if impaired else None,
+        "impaired": BAD_TEXT if impaired else None,
         "client": stage.client(),
         "each": [msgspec.structs.asdict(t) for t in turns],
         "paused": [msgspec.structs.asdict(p) for p in paused],
