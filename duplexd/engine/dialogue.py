@@ -72,6 +72,14 @@ class Dialogue:
         self.exchanges.append(Exchange(self.user, text, tuple(tokens)))
         self.user, self.user_open, self.reply = "", False, []
 
+    def forget_words(self, count: int) -> bool:
+        """Forget the first words of the open turn; False when it has no more than `count`."""
+        words = self.user.split()
+        if not self.user_open or len(words) <= count:
+            return False
+        self.user = " ".join(words[count:])
+        return True
+
     def forget_turn(self) -> None:
         """The open turn came to nothing."""
         self.user, self.user_open = "", False

@@ -76,6 +76,8 @@ ECHO_THRESHOLD = 0.5
 FEED_MAX = 64  #: tokens prefilled in one step: what an urgent chunk waits for at most
 KEYS_KEPT = 64  #: idempotency keys remembered
 THINK_FAILURES_MAX = 3
+TURNS_WAITING_MAX = 4
+WORDS_FORGOTTEN = 64  #: of a turn that is too long: many at once, since all behind them are prefilled again
 FINAL_AFTER = ticks_from_ms(160)  #: without a judge: silence after which the words are taken as complete
 IDLE_UTTERANCE_MAX = ticks_from_ms(1000)  #: a hint of a voice that no block confirmed by then was none
 INPUT_RATE = 16_000
@@ -152,7 +154,6 @@ class Session:
         self.echo_cancelled = True  #: what the page says of its microphone
         self.priority = priority
         self.response_deadline = response_deadline
-        self.opened_at = now
         self.timeline = Timeline()
         self.chunks = ChunkTable()
         self.dialogue = Dialogue(plan.dialect)
@@ -169,10 +170,7 @@ class Session:
         self.state = TurnState.LISTENING
         self.copied_until = Ticks(0)
         self.input_end = Ticks(0)
-        self.waiting: deque[tuple[str, Nanos]] = deque(
-            maxlen=4
-        )  #: whole turns that came while a reply could not be cut
-        self.touched_at = now
+        self.waiting: deque[tuple[str, Nanos]] = deque()  #: whole turns that came while a reply could not be cut
         self._to_copy: deque[MediaArrived] = deque()
         self._flights: dict[WorkId, Flight] = {}
         self._busy: dict[Role, int] = {}
@@ -303,15 +301,41 @@ class Session:
         if not text:
             self._emit(InputRefusal(self.id, "empty_text", "The message holds no words; type some.", fact.key))
             return
+        if self._refuse_long(text, fact.key):
+            return
+        waits = self.reply is not None and not self.allow_barge_in
+        if waits and self._refuse_at_bound(fact.key):
+            return
         self.turn = TurnId(self.turn + 1)
         self._emit(UserWords(self.id, self.turn, text, len(text), True))
         if self.reply is not None:
-            if not self.allow_barge_in:
+            if waits:
                 self.waiting.append((text, now))
                 return
             self._advance_here(now)
         spoken = self._drop_utterance()
         self._begin_reply(join(self._reopened(), join(spoken, text)), ended_at=now, now=now)
+
+    def _refuse_long(self, text: str, key: str) -> bool:
+        dialect = self._plan.dialect
+        tokens = len(dialect.open_user()) + len(dialect.words(text, first=True))
+        room = self._tokens_max - len(self.dialogue.anchor)
+        if tokens <= room:
+            return False
+        said = f"The message is {tokens} tokens long; this model takes at most {room}. Shorten it or send it in parts."
+        self._emit(InputRefusal(self.id, "text_too_long", said, key))
+        return True
+
+    def _refuse_at_bound(self, key: str) -> bool:
+        """With interruptions switched off, turns wait for the reply; the queue of them is bounded."""
+        if len(self.waiting) < TURNS_WAITING_MAX:
+            return False
+        said = (
+            f"{TURNS_WAITING_MAX} turns already wait for the reply to end; say it again when they have been answered."
+        )
+        self._emit(InputRefusal(self.id, "turns_full", said, key))
+        self._monitor.count("turns_refused")
+        return True
 
     def on_setting(self, fact: SettingChanged) -> None:
         if fact.barge_in is not None:
@@ -354,7 +378,7 @@ class Session:
             self._copied(flight.detail)
         elif flight.role is Role.LISTEN:
             if self.utterance is flight.detail:
-                self.utterance.hear(self.utterance.partial)
+                self.utterance.miss()
         elif flight.role is Role.JUDGE:
             if self.utterance is flight.detail:
                 self.utterance.judging = None
@@ -406,9 +430,12 @@ class Session:
             carried = contest.dialogue.user if contest.dialogue.user_open else ""
             preview = Dialogue(self._plan.dialect, exchanges=contest.dialogue.exchanges)
             preview.say(join(carried, stable))
-            contest.branch.follow(preview.tokens())
+            tokens = preview.tokens()
+            if len(tokens) <= self._tokens_max:  # Beyond it the words wait: room is made when the turn is taken.
+                contest.branch.follow(tokens)
         elif self.reply is None and stable:
             self.dialogue.say(join(self._reopened_text, stable))
+            self._make_room()
             self.context.follow(self.dialogue.tokens())
 
     def _reopened(self) -> str:
@@ -454,8 +481,7 @@ class Session:
         words = reply.place(clause, result, lease)
         if words:
             self._emit_words(reply, first, words)
-        if result.length == 0:
-            self._release_clause(reply)
+        self._release_clauses(reply)
         self._complete_if_over(now)
 
     def _rendered(self, flight: Flight, result: RenderResult, now: Nanos) -> None:
@@ -467,7 +493,8 @@ class Session:
         assert reply is not None
         self._chunk_pace.note(ticks_from_nanos(now - flight.launched_at))
         self.chunks.move(chunk, ChunkState.READY)
-        self._release_clause(reply)
+        reply.spoken[0].chunks_open -= 1
+        self._release_clauses(reply)
         self._publish(chunk, reply, result.samples, now)
 
     def _retire_chunk(self, chunk: Chunk) -> None:
@@ -541,11 +568,22 @@ class Session:
         self._enter(TurnState.THINKING)
 
     def _make_room(self) -> None:
-        """A session's context is bounded: at the bound the oldest exchange slides out, the anchor never."""
-        limit = self._plan.context_tokens_max - self._plan.reply_tokens_max - 16
-        while len(self.dialogue.tokens()) > limit and (dropped := self.dialogue.slide()):
-            self.context.slide(len(self.dialogue.anchor), dropped)
-            self._monitor.count("exchanges_slid")
+        """A session's context is bounded: at the bound the oldest exchange slides out, then the beginning of a turn
+        that is too long by itself; the anchor never.
+        """
+        while len(self.dialogue.tokens()) > self._tokens_max:
+            if dropped := self.dialogue.slide():
+                self.context.slide(len(self.dialogue.anchor), dropped)
+                self._monitor.count("exchanges_slid")
+            elif self.dialogue.forget_words(WORDS_FORGOTTEN):
+                self._monitor.count("turn_words_forgotten", WORDS_FORGOTTEN)
+            else:
+                return
+
+    @property
+    def _tokens_max(self) -> int:
+        """Tokens before a reply: the reply itself and the marks around it still fit behind them."""
+        return self._plan.context_tokens_max - self._plan.reply_tokens_max - 16
 
     def _move_reply(self, state: ResponseState) -> None:
         assert self.reply is not None
@@ -815,16 +853,15 @@ class Session:
         self._monitor.count("turns")
         if not text:
             self._monitor.count("turns_without_words")
-            if self._reopened_text:
-                text = ""
-            else:
+            if not self._reopened_text:
                 self.dialogue.forget_turn()
                 self.context.follow(self.dialogue.tokens())
                 return
         whole = join(self._reopened(), text)
         self._emit(UserWords(self.id, self.turn, whole, len(whole), True))
         if self.reply is not None:
-            self.waiting.append((whole, ended_at))
+            if not self._refuse_at_bound(""):
+                self.waiting.append((whole, ended_at))
             return
         self._begin_reply(whole, ended_at=ended_at, now=now)
 
@@ -1121,10 +1158,8 @@ class Session:
         )
         return job, chunk
 
-    def _release_clause(self, reply: Reply) -> None:
-        """A clause whose chunks are all made gives its latents back."""
-        if reply.spoken and reply.spoken[0].chunks_open:
-            reply.spoken[0].chunks_open -= 1
+    def _release_clauses(self, reply: Reply) -> None:
+        """Clauses whose chunks are all made give their latents back; one that is being rendered keeps them."""
         while reply.spoken and reply.spoken[0].planned >= reply.spoken[0].length and not reply.spoken[0].chunks_open:
             self._stores.discard(reply.spoken.popleft().latents)
 

@@ -198,6 +198,7 @@ class SimListener:
         self.reports = True  #: False: a page that never says what it hears
         self.muted_until_pts: int | None = None
         self.muted = False
+        self._muted_at = 0  #: pts at which the sound ended
         self.heard: list[NDArray[np.int16]] = []  #: what left the loudspeaker, frame by frame
         self.latencies: list[LatencyReady] = []
         self._world = world
@@ -275,11 +276,12 @@ class SimListener:
 
     def _mute(self) -> None:
         """The element mutes between two frames here: a frame is heard whole or not at all."""
+        self._muted_at = self.ear_pts()
         self.muted, self.muted_until_pts = True, None
 
     def ear_pts(self) -> int:
-        """First pts that was not heard yet."""
-        return len(self.heard) * FRAME
+        """First pts that was not heard yet; while muted it stands where the sound ended, as the page's does."""
+        return self._muted_at if self.muted else len(self.heard) * FRAME
 
     def _microphone(self) -> None:
         noise = self._world.rng.uniform(0, ROOM_NOISE)

@@ -38,11 +38,11 @@ class ListenWindow(msgspec.Struct, frozen=True):
 class Utterance:
     """One turn of the person while it is being spoken."""
 
-    def __init__(self, *, onset: Ticks, start: Ticks, listen_max: Ticks, carried: str = "") -> None:
+    def __init__(self, *, onset: Ticks, start: Ticks, listen_max: Ticks) -> None:
         self.onset = onset
         self.window_start = start
         self.listen_max = listen_max
-        self.frozen = carried  #: text whose audio is not encoded any more
+        self.frozen = ""  #: text whose audio is not encoded any more
         self.partial = ""  #: newest text of the window
         self.stable = ""  #: agreed prefix of the window's text
         self.voiced_until = onset
@@ -131,6 +131,14 @@ class Utterance:
         self.stable = agreed(self.partial, text)
         self.partial = text
         self.heard_until = window.span.end
+
+    def miss(self) -> None:
+        """The running window failed: the words known so far stand for it, and none becomes stable by that."""
+        stable = self.stable
+        frozen = self.listening is not None and self.listening.kind is ListenKind.FREEZE
+        self.hear(self.partial)
+        if not frozen:
+            self.stable = stable
 
     # end of turn ----
 

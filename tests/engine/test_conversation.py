@@ -147,6 +147,33 @@ def test_barge_in_can_be_switched_off() -> None:
     assert [e.user for e in simulation.core.sessions[SessionId(1)].dialogue.exchanges] == ["say 6", "sound"]
 
 
+def test_turns_that_wait_for_a_reply_are_bounded_and_the_refused_are_told() -> None:
+    """Without barge-in a fifth waiting turn is refused with its own key; the four before it are all answered."""
+    simulation = Simulation(until_ms=40_000)
+    listener = simulation.connect(barge_in=False)
+    listener.type("say 6", at=ms(300), key="a")
+    for turn in range(5):
+        listener.type(f"say {turn + 1}", at=ms(900 + 10 * turn), key=f"w{turn}")
+    simulation.run()
+
+    (refusal,) = simulation.news(InputRefusal)
+    assert (refusal.code, refusal.key) == ("turns_full", "w4")
+    said = [e.user for e in simulation.core.sessions[SessionId(1)].dialogue.exchanges]
+    assert said == ["say 6", "say 1", "say 2", "say 3", "say 4"]
+
+
+def test_a_message_too_long_for_the_model_is_refused_and_nothing_else_happens() -> None:
+    simulation = Simulation(until_ms=8000)
+    listener = simulation.connect()
+    listener.type("word " * simulation.plan.context_tokens_max, at=ms(300), key="long")
+    listener.type("say 3", at=ms(600), key="short")
+    simulation.run()
+
+    (refusal,) = simulation.news(InputRefusal)
+    assert (refusal.code, refusal.key) == ("text_too_long", "long")
+    assert simulation.final_states() == {1: [ResponseState.COMPLETED]}
+
+
 def test_generation_stays_inside_the_lookahead_budget() -> None:
     """generation - playback <= budget, at every report (DESIGN §5 rule 1)."""
     simulation = Simulation(until_ms=10_000)

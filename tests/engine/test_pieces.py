@@ -205,6 +205,20 @@ def test_a_word_is_stable_when_two_partials_agree_and_it_is_not_the_last(before:
     assert stable == agreed(before, after)
 
 
+def test_a_window_that_failed_makes_no_word_stable() -> None:
+    utterance = Utterance(onset=Ticks(0), start=Ticks(0), listen_max=ticks_from_ms(8000))
+    for index in range(2):
+        span = Span(ticks_from_ms(400 * index), ticks_from_ms(400 * (index + 1)))
+        utterance.take(span, voiced=True, echo=False, voice=0.9, captured_at=Nanos(1))
+        window = utterance.wanted(span.end, final=False)
+        assert window is not None
+        utterance.listen(window)
+        utterance.hear("what is the") if index == 0 else utterance.miss()
+
+    assert (utterance.text, utterance.stable_text) == ("what is the", "")
+    assert utterance.heard_until == ticks_from_ms(800)
+
+
 def test_a_minute_of_speech_costs_no_more_than_eight_seconds() -> None:
     """Windows stay within the bound however long somebody speaks, and no word is lost or doubled."""
     listen_max = ticks_from_ms(8000)
@@ -338,6 +352,16 @@ def test_an_unheard_reply_leaves_the_turn_open() -> None:
     dialogue.finish_reply(kept=0, text="")
 
     assert before == dialogue.tokens()
+
+
+def test_a_turn_that_is_too_long_loses_its_first_words_and_never_the_last() -> None:
+    dialogue = Dialogue(ClockDialect())
+    dialogue.say("a b c d e")
+
+    assert dialogue.forget_words(2)
+    assert dialogue.user == "c d e"
+    assert not dialogue.forget_words(3)
+    assert dialogue.user == "c d e"
 
 
 def test_a_cut_reply_keeps_its_heard_tokens() -> None:
