@@ -81,8 +81,8 @@ def serve(options: argparse.Namespace) -> int:
     if config.model == "pocket":
         from duplexd import weights
 
-        for finding in weights.verify():
-            weights.path(finding.file.name)  # Raises with the command that mends it, before anything is started.
+        for name in weights.WEIGHTS:
+            weights.path(name)  # Raises with the command that mends it, before anything is started.
 
     def started(url: str) -> None:
         print(f"\n  duplexd {__version__} is ready: {url}\n", flush=True)

@@ -71,6 +71,7 @@ TICK_S = 0.02
 RETRY_AFTER_S = 5
 STALL_BYTES = 262_144  #: this much unread on the reliable channel gates generation
 RTP_WRAP = 1 << 32
+PLAYOUT_COUNTS = ("stale_samples", "underruns", "underrun_ticks", "dropped_samples")
 #: Response states as the page knows them.
 PAGE_STATES = {
     ResponseState.ACCEPTED: "created",
@@ -124,7 +125,7 @@ class Visit:
     def tick(self, now: Nanos) -> None:
         self.line.tick(now)
         self.carry()
-        stalled = self.peer is not None and self.peer.stats().backlog_bytes > STALL_BYTES
+        stalled = self.peer is not None and self.peer.backlog_bytes > STALL_BYTES
         if stalled != self.stalled:
             self.stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
@@ -205,7 +206,7 @@ class Visit:
         self.line.on_report(report, now, muted=message.muted, silent=message.silent)
 
     def _rtt_ms(self) -> float | None:
-        return None if self.peer is None else self.peer.stats().rtt_ms
+        return None if self.peer is None else self.peer.rtt_ms
 
     def _muted_pts(self, rtp: int, age_ms: float) -> int:
         """The element mutes before the output device: what that still holds is heard, so it is not subtracted."""
@@ -360,6 +361,7 @@ class Frontend:
         self.supervisor = Supervisor(config, on_news=self._on_news, on_gone=self._on_engine_gone)
         self.visits: dict[SessionId, Visit] = {}
         self.counts: Counter[str] = Counter()
+        self._left: Counter[str] = Counter()  #: what the playouts of ended sessions counted
         self.loop_lag_ms: deque[float] = deque(maxlen=3000)  #: one a tick: the last minute
         self.advance_ms: deque[float] = deque(maxlen=1000)  #: decision of the engine -> old epoch flushed here
         self.closing = ""
@@ -400,7 +402,7 @@ class Frontend:
                 due = loop.time()  # A stall is not made up for by a burst.
             now = clock.now()
             for visit in list(self.visits.values()):
-                visit.tick(now)
+                self._guarded(visit, visit.tick, now)
             self.supervisor.watch(now, busy=bool(self.visits))
 
     # Sessions -----------------------------------------------------------------------------------------
@@ -424,6 +426,9 @@ class Frontend:
                 on_open=visit.on_open,
                 portrait=self._portrait,
             )
+            if session not in self.visits:
+                await visit.peer.close("the engine is gone")
+                raise Refused(503, "loading", "the engine restarted meanwhile; try again in a few seconds")
         except BaseException:
             self._forget(visit, "the connection could not be made")
             raise
@@ -515,6 +520,7 @@ class Frontend:
         log.info("session %d ended: %s", visit.session, reason)
         self.counts["sessions_ended"] += 1
         visit.cancel_timers()
+        self._left.update(_playout_counts(visit))
         self.supervisor.send(SessionClosed(visit.session, reason))
 
     def _close_peer(self, visit: Visit, reason: str, *, linger: bool) -> None:
@@ -537,6 +543,13 @@ class Frontend:
         self._close_peer(visit, "the person left", linger=False)
         return True
 
+    def playout_counts(self) -> Counter[str]:
+        """Over all sessions, those that have ended too: a counter never falls."""
+        total = Counter(self._left)
+        for visit in self.visits.values():
+            total.update(_playout_counts(visit))
+        return total
+
     # The engine ---------------------------------------------------------------------------------------
 
     def _on_news(self, news: Any) -> None:
@@ -545,15 +558,29 @@ class Frontend:
             return
         visit = self.visits.get(session)
         if visit is not None:
-            visit.take(news)
+            self._guarded(visit, visit.take, news)
         elif isinstance(news, PublishChunk):
             self.supervisor.send(SlotsFreed((news.slot,)))  # The person has left meanwhile.
+
+    def _guarded(self, visit: Visit, act: Callable[[Any], None], argument: Any) -> None:
+        """A fault in one visit ends that visit: its neighbours' news and deadlines go on (DESIGN §5 rule 10)."""
+        try:
+            act(argument)
+        except Exception:
+            log.exception("session %d failed", visit.session)
+            self.counts["sessions_failed"] += 1
+            self.end(visit, "an internal error ended the session; connect again")
 
     def _on_engine_gone(self, reason: str) -> None:
         self.counts["engine_deaths"] += 1
         for visit in list(self.visits.values()):
             visit.take(RefuseSession(visit.session, reason))
             self.end(visit, reason)
+
+
+def _playout_counts(visit: Visit) -> dict[str, int]:
+    playout = visit.line.playout
+    return {name: getattr(playout, name) for name in PLAYOUT_COUNTS}
 
 
 def ice_server(text: str) -> IceServer:

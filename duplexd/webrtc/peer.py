@@ -283,18 +283,26 @@ class Peer:
             self._begin_close(f"the page does not read: {channel.backlog_bytes} bytes wait on {label!r}")
             return False
 
+    @property
+    def rtt_ms(self) -> float | None:
+        return round_trip_ms(self._voice.sender) if self._voice.sender is not None else None
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What waits on all channels for the page to read it."""
+        return sum(channel.backlog_bytes for channel in self._channels.values())
+
     def stats(self) -> PeerStats:
-        channels = self._channels.values()
         return PeerStats(
             connected=self.is_connected,
-            rtt_ms=round_trip_ms(self._voice.sender) if self._voice.sender is not None else None,
+            rtt_ms=self.rtt_ms,
             voice_in=self._receiver.counts if self._receiver is not None else ReceiveCounts(),
             packets_sent=self._voice.packet_count,
             packets_skipped=self._voice.skipped_count,
             late_ms_max=ms_from_ticks(self._voice.late_max),
             frames_sent=self._face.frame_count if self._face is not None else 0,
-            backlog_bytes=sum(channel.backlog_bytes for channel in channels),
-            dropped_count=sum(channel.dropped_count for channel in channels),
+            backlog_bytes=self.backlog_bytes,
+            dropped_count=sum(channel.dropped_count for channel in self._channels.values()),
             fault_count=self._fault_count,
         )
 

@@ -146,7 +146,7 @@ class Server:
     def values(self) -> dict[str, float]:
         frontend = self.frontend
         lag = sorted(frontend.loop_lag_ms) or [0.0]
-        playouts = [visit.line.playout for visit in frontend.visits.values()]
+        playouts = frontend.playout_counts()
         values = {f"engine_{name}": value for name, value in frontend.supervisor.metrics.items()}
         values |= {f"frontend_{name}": float(value) for name, value in frontend.counts.items()}
         values |= {
@@ -156,10 +156,10 @@ class Server:
             "frontend_loop_lag_ms_p99": lag[len(lag) * 99 // 100],
             "frontend_loop_lag_ms_max": lag[-1],
             "frontend_advance_ms_p95": _p95(frontend.advance_ms),
-            "frontend_stale_samples_sent": float(sum(p.stale_samples for p in playouts)),
-            "frontend_underruns": float(sum(p.underruns for p in playouts)),
-            "frontend_underrun_ms": sum(p.underrun_ticks for p in playouts) / 48.0,
-            "frontend_old_epoch_samples_dropped": float(sum(p.dropped_samples for p in playouts)),
+            "frontend_stale_samples_sent": float(playouts["stale_samples"]),
+            "frontend_underruns": float(playouts["underruns"]),
+            "frontend_underrun_ms": playouts["underrun_ticks"] / 48.0,
+            "frontend_old_epoch_samples_dropped": float(playouts["dropped_samples"]),
             "frontend_engine_restarts": float(frontend.supervisor.restarts),
         }
         return values

@@ -105,6 +105,8 @@ test("every dead end has its own sentence", () => {
   assert.equal(microphoneCode({ name: "NotFoundError" }), "no-device");
   assert.equal(microphoneCode({ name: "NotReadableError" }), "device-busy");
   assert.deepEqual([401, 429, 503, 500].map(refusalCode), ["token", "busy", "busy", "refused"]);
+  assert.deepEqual(["loading", "busy"].map((code) => refusalCode(503, code)), ["unreachable", "busy"]);
+  assert.equal(closedSentence("the thinker failed 3 times"), "Reason: the thinker failed 3 times.");
   assert.match(closedSentence("engine restarted"), /engine restarted/i);
   assert.equal(closedSentence("something new"), "Reason: something new.");
   assert.equal(new Set(Object.values(HELP).map((h) => h.title)).size, Object.keys(HELP).length);

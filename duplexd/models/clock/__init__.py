@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from duplexd.errors import ConfigError
 from duplexd.media.tones import CLOCK_WORD_MS
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
@@ -20,7 +21,9 @@ CLAUSE_MAX = ticks_from_ms(CLOCK_WORD_MS * WORDS_PER_CLAUSE)
 
 
 def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
-    """The plan of the word clock; it takes no options."""
+    """The plan of the word clock. Raises ConfigError for any option: it takes none."""
+    if options:
+        raise ConfigError(f"model clock has no option {', '.join(sorted(options))}; it takes none")
     return ModelPlan(
         name="clock",
         stages=STAGES,

@@ -1,4 +1,4 @@
-// The cursors as they are shown: five messages a second become a movement at the screen's rate.
+// The cursors as they are shown: ten messages a second become a movement at the screen's rate.
 
 export const TICKS_PER_MS = 48;
 const STALE_MS = 600; // older than that and the bar stands still instead of guessing

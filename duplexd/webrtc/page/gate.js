@@ -88,11 +88,6 @@ export class Gate {
     this.deadline = now + forMs;
   }
 
-  /** True while `check` must be called every few milliseconds. */
-  get waiting() {
-    return this.target !== null;
-  }
-
   /** RTP timestamp at the point where the element's volume acts; null before any packet. */
   playing() {
     const at = this.position();

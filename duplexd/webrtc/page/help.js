@@ -68,8 +68,6 @@ export const HELP = {
 
 const REASONS = [
   [/engine/i, "The engine restarted. What was said is gone; connect again to begin anew."],
-  [/heartbeat/i, "The server no longer heard this page."],
-  [/idle|time|ttl/i, "It was open for as long as the server allows, or idle for too long."],
   [/shutdown|drain|stop/i, "The server is shutting down."],
 ];
 
@@ -86,7 +84,8 @@ export function microphoneCode(error) {
 }
 
 /** The help that fits an HTTP answer to an offer. */
-export function refusalCode(status) {
+export function refusalCode(status, code) {
+  if (["loading", "closing", "engine_silent"].includes(code)) return "unreachable";
   if (status === 401 || status === 403) return "token";
   return status === 503 || status === 429 ? "busy" : "refused";
 }

@@ -141,7 +141,7 @@ export class Session {
     if (response.ok) return body;
     const retry = response.headers.get("retry-after");
     const after = retry ? ` Try again in ${retry} s.` : "";
-    throw new Trouble(refusalCode(response.status), (body.error?.message ?? `The server answered ${response.status}.`) + after);
+    throw new Trouble(refusalCode(response.status, body.error?.code), (body.error?.message ?? `The server answered ${response.status}.`) + after);
   }
 
   waitForReady() {
@@ -273,7 +273,10 @@ export class Session {
     const now = performance.now();
     const first = this.gate.order(message, now);
     if (message.t === "hold") {
-      if (first) this.report(message.hold);
+      if (first) {
+        this.report(message.hold);
+        this.watchGate();
+      }
     } else if (first) {
       // `ownMute`: the page had stopped the character by itself and was wrong; the detector may learn from that.
       if (message.t === "resume" && this.ownMute) this.ears.tell({ falseAlarm: true });
@@ -304,7 +307,7 @@ export class Session {
     return false;
   }
 
-  /** Looks at the gate every 5 ms while it waits for its timestamp, and with the reports otherwise (deadlines). */
+  /** Looks at the gate every 5 ms while it is shut: for its timestamp, and for the deadline that every reason has. */
   watchGate() {
     if (this.checking !== null || !this.gate.muted) return;
     this.checking = this.timers.every(5, () => {
