@@ -13,7 +13,6 @@ DuplexdError
 |   +-- ChannelFull      the other process does not read
 +-- SessionRefused       admission said no; the text names what is missing
 +-- InputRefused         one input was refused; the session goes on
-+-- EngineGone           the engine process died; its sessions have ended
 """
 
 from __future__ import annotations
@@ -69,7 +68,3 @@ class SessionRefused(DuplexdError):
 
 class InputRefused(DuplexdError):
     """One input was refused; the session goes on."""
-
-
-class EngineGone(DuplexdError):
-    """The engine process died; its sessions have ended."""

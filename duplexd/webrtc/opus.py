@@ -195,6 +195,4 @@ def _library() -> ctypes.PyDLL:
     opus.opus_decode.argtypes = [pointer, ctypes.c_char_p, integer, pointer, ctypes.c_int, ctypes.c_int]
     opus.opus_packet_has_lbrr.restype = ctypes.c_int
     opus.opus_packet_has_lbrr.argtypes = [ctypes.c_char_p, integer]
-    opus.opus_packet_get_nb_samples.restype = ctypes.c_int
-    opus.opus_packet_get_nb_samples.argtypes = [ctypes.c_char_p, integer, integer]
     return opus

@@ -74,15 +74,6 @@ def music(samples: int, rng: Rng) -> Audio:
     return _peak(sound)
 
 
-def babble(voices: list[Audio], samples: int, rng: Rng) -> Audio:
-    """Many people far away: recordings laid over each other."""
-    sound = np.zeros(samples)
-    for _ in range(8):
-        voice = voices[rng.integers(len(voices))]
-        sound += np.roll(np.resize(voice, samples), rng.integers(samples))
-    return _peak(sound)
-
-
 NOISES: dict[str, Callable[[int, Rng], Audio]] = {"room": room, "keyboard": keyboard, "cough": cough, "music": music}
 
 

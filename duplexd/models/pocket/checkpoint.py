@@ -48,11 +48,6 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True):
     norm_epsilon: float
     rope_factors: tuple[float, ...] = ()  #: divisor per rotary frequency, (head_dim / 2,) or empty
 
-    @property
-    def kv_elements_per_token(self) -> int:
-        """Numbers one token keeps over all layers: keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
-
 
 @dataclass(frozen=True)
 class Blocks:
