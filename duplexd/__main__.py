@@ -1,4 +1,4 @@
-"""The command line: `duplexd serve | fetch | doctor | config | bench talk | bench barge-in`."""
+"""The command line: `duplexd serve | fetch | doctor | config | bench talk | bench barge-in | bench soak`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from duplexd import __version__
+from duplexd import __version__, weights
 from duplexd.config import Config, describe, load
 from duplexd.errors import DuplexdError
 
@@ -78,11 +78,8 @@ def serve(options: argparse.Namespace) -> int:
     config = config_of(options)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("aioice").setLevel(logging.WARNING)
-    if config.model == "pocket":
-        from duplexd import weights
-
-        for name in weights.WEIGHTS:
-            weights.path(name)  # Raises with the command that mends it, before anything is started.
+    for name in weights.needed(model=config.model, thinker=config.thinker):
+        weights.path(name)  # Raises with the command that mends it, before anything is started.
 
     def started(url: str) -> None:
         print(f"\n  duplexd {__version__} is ready: {url}\n", flush=True)
@@ -104,8 +101,6 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def fetch_weights(options: argparse.Namespace) -> int:
-    from duplexd import weights
-
     if not options.check:
         missing = [f.file.name for f in weights.verify(options.names) if f.fault]
         if missing or not options.quiet:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 from rich.console import Console
 
+from duplexd import weights
 from duplexd.config import Config
 from duplexd.errors import DuplexdError
 
@@ -97,13 +98,12 @@ def _udp() -> Check:
 
 
 def _weights(config: Config) -> Iterator[Check]:
-    if config.model != "pocket":
+    names = weights.needed(model=config.model, thinker=config.thinker)
+    if not names:
         yield Check("weights", True, f"the model {config.model} needs none that duplexd fetches")
         return
-    from duplexd import weights
-
     try:
-        findings = weights.verify(deep=True)
+        findings = weights.verify(names, deep=True)
     except DuplexdError as error:
         yield Check("weights", False, str(error))
         return

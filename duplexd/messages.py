@@ -47,8 +47,6 @@ class SessionOpened(Message, frozen=True):
     priority: int = 1
     #: a turn whose first sound is not published this long after its end fails; 0: never
     response_deadline: Nanos = Nanos(0)
-    #: name of the person's copy of the character's voice path, e.g. whether their echo is cancelled
-    echo_cancellation: bool = True
 
 
 class MediaArrived(Message, frozen=True):
@@ -82,10 +80,6 @@ class HoldAnswered(Message, frozen=True):
     cursor: Cursor
     bound: Ticks
     assumed: bool = False
-
-
-class VoiceStopped(Message, frozen=True):
-    at: Ticks
 
 
 class HoldExpired(Message, frozen=True):
@@ -141,18 +135,11 @@ class ClientStalled(Message, frozen=True):
     stalled: bool
 
 
-class DoorsClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The daemon is stopping: admit nobody, end when the last session has gone."""
-
-    reason: str
-
-
 Fact = (
     SessionOpened
     | MediaArrived
     | VoiceStarted
     | HoldAnswered
-    | VoiceStopped
     | HoldExpired
     | CursorReported
     | TextArrived
@@ -161,7 +148,6 @@ Fact = (
     | SlotsFreed
     | SessionClosed
     | ClientStalled
-    | DoorsClosed
 )
 
 
@@ -236,7 +222,6 @@ class TurnState(Enum):
     LISTENING = "listening"
     THINKING = "thinking"
     SPEAKING = "speaking"
-    HELD = "held"
 
 
 class StateChanged(Message, frozen=True):

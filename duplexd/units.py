@@ -18,6 +18,8 @@ TICKS_PER_SECOND = 48_000
 TICKS_PER_MS = 48
 NANOS_PER_SECOND = 1_000_000_000
 NANOS_PER_MS = 1_000_000
+INPUT_RATE = 16_000  #: the person's audio inside duplexd: mono, 16 kHz, int16 or float32 at full scale 1.0
+BLOCK_SAMPLES = 512  #: it travels in blocks of 32 ms, which is exactly what the voice detector takes
 
 
 class Span(msgspec.Struct, frozen=True, order=True, array_like=True):

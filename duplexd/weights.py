@@ -329,6 +329,13 @@ def path(name: str) -> Path:
     return Store(home()).path(name)
 
 
+def needed(*, model: str, thinker: str) -> tuple[str, ...]:
+    """Names of the files that serving this model takes; another thinker brings its own."""
+    if model != "pocket":
+        return ()
+    return tuple(name for name in WEIGHTS if not (thinker and name == "smollm2"))
+
+
 def verify(names: Iterable[str] = (), *, deep: bool = False) -> list[Finding]:
     """`Store.verify` of the store at `home()`."""
     return Store(home()).verify(names, deep=deep)

@@ -106,8 +106,8 @@ def test_fields_without_a_default_stand_before_those_with_one() -> None:
         b"",
         b"\xc1",
         msgspec.msgpack.encode(["NoSuchFact", 1]),
-        msgspec.msgpack.encode(["VoiceStopped", 1]),
-        msgspec.msgpack.encode(["VoiceStopped", 1, "late"]),
+        msgspec.msgpack.encode(["SessionClosed", 1]),
+        msgspec.msgpack.encode(["SessionClosed", 1, 2]),
         msgspec.msgpack.encode({"session": 1}),
     ],
     ids=["empty", "no msgpack", "unknown", "too short", "wrong type", "no array"],
@@ -128,7 +128,7 @@ def test_every_message_names_its_session_or_belongs_to_none() -> None:
     """Rule 2. What belongs to the whole process is listed here, so that nothing joins it by accident."""
     nobody = {kind.__name__ for kind in FACTS + NEWS if "session" not in kind.__struct_fields__}
 
-    assert nobody == {"SlotsFreed", "DoorsClosed", "EngineReady", "FreeSlots", "Metrics"}
+    assert nobody == {"SlotsFreed", "EngineReady", "FreeSlots", "Metrics"}
 
 
 def test_the_longest_message_fits_a_packet() -> None:
@@ -142,11 +142,11 @@ def test_the_longest_message_fits_a_packet() -> None:
 def test_enums_travel_by_value() -> None:
     """Renaming a member must not change what is on the wire."""
     ready = messages.EngineReady("clock", 4, 24_000, (Modality.AUDIO, Modality.TEXT), "at_cursor", "energy")
-    state = messages.StateChanged(SessionId(1), TurnState.HELD)
+    state = messages.StateChanged(SessionId(1), TurnState.SPEAKING)
     changed = messages.ResponseChanged(SessionId(1), ResponseId(1), Epoch(0), ResponseState.FAILED, (), 1)
 
     assert msgspec.msgpack.decode(pack(ready))[4] == ["audio", "text"]
-    assert msgspec.msgpack.decode(pack(state))[2] == "held"
+    assert msgspec.msgpack.decode(pack(state))[2] == "speaking"
     assert msgspec.msgpack.decode(pack(changed))[4] == "failed"
 
 

@@ -109,70 +109,84 @@ def onset_of(pcm: NDArray[np.int16]) -> int:
 
 async def _judge(stage: Stage, one: Interruption, *, begun: Nanos, onset: Nanos) -> None:
     flushes = [f for f in await stage.events("flush", since=onset) if f["hold"]]
+    replies = [r for r in await stage.events("reply", since=begun) if r["state"] == "created"]
     if not flushes:
         return
     flush = flushes[0]
+    response = max((r["response"] for r in replies if r.at < flush.at), default=None)
+    if response is None:
+        return
     one.advanced = True
     one.decide_ms = round((flush.at - onset) / NANOS_PER_MS, 1)
+    told = [w for e in await stage.events("words", since=begun) if e["response"] == response for w in e["words"]]
     heard = stage.heard()
-    old = newest_reply(words_heard(heard, after=begun, before=flush.at))
+    old = words_heard(heard, told, after=begun, before=flush.at)
     if not old:
         return
-    last = old[-1]
-    one.stop_ms = round((heard.time_of(last.end_sample) - onset) / NANOS_PER_MS, 1)
-    one.heard = [w.index % 32 for w in old if _ms(heard, w) >= TONE_MS - 2 * EDGE_MS]
-    await _compare(stage, one, begun, heard, old)
-    one.cursor_error_ms = _cursor_error(await stage.events("words", since=begun), flush, heard, old)
-    late = words_heard(heard, after=Nanos(flush.at + round(CLEAR_MS * NANOS_PER_MS)), before=heard.end)
-    one.old_words_after_flush = sum(w.index // 32 == last.index // 32 for w in late)
+    one.stop_ms = round((heard.time_of(old[-1].end_sample) - onset) / NANOS_PER_MS, 1)
+    one.cursor_error_ms = _cursor_error(told, flush, heard, old)
+    late = words_heard(heard, told, after=Nanos(flush.at + round(CLEAR_MS * NANOS_PER_MS)), before=heard.end)
+    one.old_words_after_flush = len(late)
+    finals = [h for h in await stage.events("heard", since=begun) if h["final"] and h["response"] == response]
+    if finals:
+        _compare(one, finals[0], heard, old)
 
 
-def words_heard(heard: Recording, *, after: Nanos, before: Nanos) -> list[tones.HeardWord]:
-    """All words heard in a stretch; parts of a word interrupted by a false alarm are joined."""
+def words_heard(heard: Recording, told: list[dict[str, Any]], *, after: Nanos, before: Nanos) -> list[tones.HeardWord]:
+    """Words of one reply that were heard in a stretch, by their place in the reply.
+
+    `told` are all its words as the page was told; parts of a word interrupted by a false alarm are joined.
+    """
     first, _ = heard.between(after, before)
-    words = tones.decode(heard.part(after, before), heard.rate)
-    return [tones.HeardWord(w.index, w.start_sample + first, w.end_sample + first, w.level) for w in words]
+    places = {tone_number(word["text"]): place for place, word in enumerate(told)}
+    return [
+        tones.HeardWord(places[w.index], w.start_sample + first, w.end_sample + first, w.level)
+        for w in tones.decode(heard.part(after, before), heard.rate)
+        if w.index in places
+    ]
 
 
-def newest_reply(words: list[tones.HeardWord]) -> list[tones.HeardWord]:
-    """Those of the reply that was heard last."""
-    return [w for w in words if w.index // 32 == words[-1].index // 32]
+def tone_number(text: str) -> int:
+    """The tone code of a word of the word clock, "r-k"."""
+    reply, _, word = text.strip(" ,.").partition("-")
+    return (tones.WORDS_PER_REPLY_MAX * int(reply) + int(word)) % tones.WORDS_MAX
 
 
 def _ms(heard: Recording, word: tones.HeardWord) -> float:
     return (word.end_sample - word.start_sample) * 1000 / heard.rate
 
 
-async def _compare(stage: Stage, one: Interruption, begun: Nanos, heard: Recording, old: list[tones.HeardWord]) -> None:
+def _compare(one: Interruption, history: Event, heard: Recording, old: list[tones.HeardWord]) -> None:
     """History against the loudspeaker: words remembered and not heard, or heard and not remembered.
 
-    One more or less is not an error where the last word was cut so near its end that this ear cannot tell.
+    The last word counts as heard when it is whole; one before it when half of it is there, since a network that loses
+    packets takes a bite out of a word that was played. One more or less is not an error where the last word was cut so
+    near its end that this ear cannot tell.
     """
-    finals = [h for h in await stage.events("heard", since=begun) if h["final"]]
-    if not finals:
-        return
-    history = finals[0]
+    *inner, last = old
+    whole = TONE_MS - 2 * EDGE_MS
+    one.heard = sorted(
+        {w.index for w in inner if w.index < last.index and _ms(heard, w) >= TONE_MS / 2}
+        | ({last.index} if _ms(heard, last) >= whole else set())
+    )
     one.remembered = list(range(history["words"]))
     one.ambiguous = len(history["ambiguous"])
     wrong = set(one.heard).symmetric_difference(one.remembered) - set(history["ambiguous"])
-    undecided = wrong & {w.index % 32 for w in old[-1:] if abs(_ms(heard, w) - (TONE_MS - 2 * EDGE_MS)) <= EDGE_MS}
+    undecided = wrong & ({last.index} if abs(_ms(heard, last) - whole) <= EDGE_MS else set())
     one.ear_undecided = len(undecided)
     one.history_errors = len(wrong - undecided)
     one.compared = True
 
 
-def _cursor_error(events: list[Event], flush: Event, heard: Recording, old: list[tones.HeardWord]) -> float | None:
+def _cursor_error(
+    told: list[dict[str, Any]], flush: Event, heard: Recording, old: list[tones.HeardWord]
+) -> float | None:
     """None when the sound ended at a word's own end: then nothing says when exactly it was cut."""
     last = old[-1]
     length = _ms(heard, last)
     if length > TONE_MS - 3 * EDGE_MS:
         return None
-    words = [word for event in events if event["response"] == events[0]["response"] for word in event["words"]]
-    index = last.index % 32
-    if index >= len(words):
-        return None
-    true_ms = ms_from_ticks(words[index]["start"]) + length
-    return round(ms_from_ticks(flush["position"]) - true_ms, 1)
+    return round(ms_from_ticks(flush["position"] - told[last.index]["start"]) - length, 1)
 
 
 def _report(

@@ -1,4 +1,4 @@
-"""`duplexd bench talk | barge-in`: measured at a loudspeaker, as a table and as JSON."""
+"""`duplexd bench talk | barge-in | soak`: measured at a loudspeaker, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,23 @@ def add_bench(commands: Any) -> None:
     barge_in = kinds.add_parser("barge-in", help="interruptions: when it is quiet, and what is remembered")
     barge_in.add_argument("--count", type=int, default=50)
     _common(barge_in, run_barge_in)
+    soak = kinds.add_parser("soak", help="minutes of talk and many visits: what is held afterwards")
+    soak.add_argument("--minutes", type=float, default=10.0)
+    soak.add_argument("--connects", type=int, default=50)
+    soak.add_argument("--model", default="pocket", help="default: pocket")
+    _output(soak, run_soak)
 
 
 def _common(parser: argparse.ArgumentParser, act: Any) -> None:
     parser.add_argument(
         "--impaired", action="store_true", help="over a bad network: 40 ms, jitter 10, 3 %% loss (root)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep recordings and reports")
+    _output(parser, act)
+
+
+def _output(parser: argparse.ArgumentParser, act: Any) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.set_defaults(act=act)
 
 
@@ -44,6 +53,13 @@ def run_barge_in(options: argparse.Namespace) -> int:
     from duplexd.bench.bargein import bench
 
     report = asyncio.run(bench(count=options.count, impaired=options.impaired, folder=options.keep))
+    return _publish(report, options.json)
+
+
+def run_soak(options: argparse.Namespace) -> int:
+    from duplexd.bench.soak import bench
+
+    report = asyncio.run(bench(minutes=options.minutes, connects=options.connects, model=options.model))
     return _publish(report, options.json)
 
 

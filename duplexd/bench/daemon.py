@@ -16,6 +16,13 @@ from duplexd.bench.scoped import AsyncScoped
 
 READY_LIMIT_S = 90.0
 END_LIMIT_S = 10.0
+HELD = (
+    "frontend_tasks",
+    "engine_pages_free",
+    "engine_latents_held",
+    "engine_ingest_held",
+    "engine_out_slots_free",
+)
 _URL = re.compile(r"is ready: (\S+)")
 
 
@@ -66,6 +73,19 @@ class Daemon(AsyncScoped):
                 if parent == self.pid and "duplexd.engine.process" in (folder / "cmdline").read_text():
                     return int(folder.name)
         raise RigError(f"daemon {self.pid} has no engine process")
+
+    def processes(self) -> dict[str, int]:
+        """Process ids: the front end's and the engine's."""
+        return {"frontend": self.pid, "engine": self.engine_pid()}
+
+    async def held(self) -> dict[str, float]:
+        """What a session takes and must give back: threads, tasks, descriptors, slots and pages of both processes."""
+        metrics = await self.metrics()
+        found = {name: metrics[f"duplexd_{name}"] for name in HELD}
+        for name, pid in self.processes().items():
+            found[f"{name}_fds"] = float(len(list(Path(f"/proc/{pid}/fd").iterdir())))
+            found[f"{name}_threads"] = float(len(list(Path(f"/proc/{pid}/task").iterdir())))
+        return found
 
     async def metrics(self) -> dict[str, float]:
         text = await self.get("/metrics")

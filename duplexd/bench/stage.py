@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BAD = Impairment(delay_ms=20, jitter_ms=10, loss=0.03)
 BAD_TEXT = "40 ms round trip, jitter 10 ms, 3 % loss"
 CONNECT_LIMIT_S = 30.0
+LEAVE_LIMIT_S = 10.0
 IDLE_STATES = ("idle", "connecting", "ready")
 
 
@@ -73,7 +74,8 @@ class Stage(AsyncScoped):
             )
         )
         self.network = network
-        self.page: Page = await self.browser.page(f"{origin}/?{self._query}")
+        self._address = f"{origin}/?{self._query}"
+        self.page: Page = await self.browser.page(self._address)
         await self.wait_connected()
         if network is not None and self._impaired is not None:
             network.impair(self._impaired)
@@ -85,6 +87,21 @@ class Stage(AsyncScoped):
                 return
             await asyncio.sleep(0.1)
         raise RigError(f"the page did not connect; it shows {await self.state()}, and said {self.browser.page_errors}")
+
+    async def leave(self) -> None:
+        """The person closes the page; returns when the daemon has forgotten them."""
+        await self.page.goto("about:blank")
+        for _ in range(round(LEAVE_LIMIT_S / 0.1)):
+            if (await self.daemon.metrics())["duplexd_frontend_sessions"] == 0:
+                return
+            await asyncio.sleep(0.1)
+        raise RigError(f"the session was still there {LEAVE_LIMIT_S:.0f} s after its page had gone")
+
+    async def enter(self) -> None:
+        """The person opens the page again."""
+        await self.page.goto(self._address)
+        await self.wait_connected()
+        self.clock = await page_clock(self.page)
 
     # The page -----------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from enum import Enum
 
 import msgspec
 
-from duplexd.ids import ChunkId, ConditionVersion, Epoch, ResponseId
+from duplexd.ids import ChunkId, Epoch
 from duplexd.units import Span, Ticks
 
 
@@ -44,12 +44,8 @@ _LEGAL: dict[ChunkState, frozenset[ChunkState]] = {
 class Chunk(msgspec.Struct):
     chunk_id: ChunkId
     epoch: Epoch
-    response: ResponseId
-    clause: int  #: index of the clause within the response
     offset: Ticks  #: where in the clause it starts
     span: Span
-    condition: ConditionVersion
-    last: bool  #: nothing of its response follows, as far as was known when it was planned
     state: ChunkState = ChunkState.PLANNED
     slot: int = -1  #: output slot while it is being made and until the front end frees it
 
@@ -68,16 +64,12 @@ class ChunkTable:
         self,
         *,
         epoch: Epoch,
-        response: ResponseId,
-        clause: int,
         offset: Ticks,
         span: Span,
-        condition: ConditionVersion,
-        last: bool,
     ) -> Chunk:
         if len(self._chunks) >= self.chunks_max:
             raise RuntimeError(f"{self.chunks_max} chunks are alive; the lookahead gate should have stopped this")
-        chunk = Chunk(ChunkId(self._next), epoch, response, clause, offset, span, condition, last)
+        chunk = Chunk(ChunkId(self._next), epoch, offset, span)
         self._next += 1
         self._chunks[chunk.chunk_id] = chunk
         return chunk
@@ -92,9 +84,6 @@ class ChunkTable:
         elif state is ChunkState.DISCARDED:
             self.discarded_ticks += chunk.span.length
             del self._chunks[chunk.chunk_id]
-
-    def get(self, chunk_id: ChunkId) -> Chunk | None:
-        return self._chunks.get(chunk_id)
 
     def alive(self) -> list[Chunk]:
         return list(self._chunks.values())

@@ -24,7 +24,6 @@ from duplexd.messages import (
     AdmitSession,
     ClientStalled,
     CursorReported,
-    DoorsClosed,
     EndSession,
     EngineReady,
     FreeSlots,
@@ -42,7 +41,6 @@ from duplexd.messages import (
     SlotsFreed,
     TextArrived,
     VoiceStarted,
-    VoiceStopped,
 )
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.stage import Role, ThinkJob
@@ -85,7 +83,6 @@ class EngineCore:
         self._next_progress = Nanos(0)
         self._next_metrics = Nanos(0)
         self._watch_until = Nanos(0)  #: figures go on for a while after the last session, to show that all came back
-        self.doors_closed = ""
         self._anchor = tuple(Dialogue(plan.dialect).anchor)
 
     # The contract --------------------------------------------------------------------------------------------------
@@ -104,8 +101,6 @@ class EngineCore:
             self.stores.out_slots.extend(event.slots)
             for session in self.sessions.values():
                 self._touch(session, now)
-        elif isinstance(event, DoorsClosed):
-            self.doors_closed = event.reason
         elif isinstance(event, SessionOpened):
             self._open(event, now)
         else:
@@ -164,8 +159,6 @@ class EngineCore:
 
     def _refusal(self, session: SessionId) -> str:
         """Why this session cannot be admitted, '' if it can. The text names what is missing (DESIGN §5 rule 9)."""
-        if self.doors_closed:
-            return f"session {session}: the engine is stopping ({self.doors_closed})"
         if not self._ready:
             return f"session {session}: the engine is still loading; try again in a few seconds"
         held = len(self.sessions) + len(self._closing)
@@ -190,8 +183,6 @@ class EngineCore:
                 session.on_voice_started(event, now)
             case HoldAnswered():
                 session.on_hold_answered(event, now)
-            case VoiceStopped():
-                pass  # The silence clock runs on the blocks themselves.
             case HoldExpired():
                 session.on_hold_expired(event.resumed, event.hold, now)
             case CursorReported():

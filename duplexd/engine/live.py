@@ -11,7 +11,7 @@ from duplexd import clock
 from duplexd.channel import Channel
 from duplexd.engine.work import Launch, StageFailed, StageFinished
 from duplexd.errors import ChannelClosed
-from duplexd.messages import ResponseChanged, ResponseState, pack, unpack_fact
+from duplexd.messages import Metrics, Progress, ResponseChanged, ResponseState, pack, unpack_fact
 from duplexd.streams.executor import POLL_NS, Completion, Executor
 from duplexd.streams.stage import Failed
 from duplexd.units import NANOS_PER_MS, Nanos
@@ -72,6 +72,8 @@ class LiveWorld:
             return
         if isinstance(command, ResponseChanged) and command.state is ResponseState.FAILED:
             log.warning("session %d: response %d failed: %s", command.session, command.response, command.reason)
+        if isinstance(command, Progress | Metrics) and self._channel.wants_write:
+            return  # The front end lags; the next figure says it better, and what must not be lost keeps its room.
         try:
             self._channel.send(pack(command))
         except ChannelClosed:

@@ -74,7 +74,6 @@ class Reply:
         self.response = response
         self.turn = turn
         self.epoch = epoch
-        self.start = start
         self.state = ResponseState.ACCEPTED
         self.accepted_at = accepted_at
         self.ended_at = accepted_at  #: last voiced sample of the turn
@@ -92,7 +91,6 @@ class Reply:
         self.planned_until = start
         self.chunks_published = 0
         self.words_heard = 0
-        self.failure = ""
         self._new_stream = stream
         self._stream = stream()
         self._splitter = ClauseSplitter()

@@ -68,7 +68,16 @@ from duplexd.streams.stage import (
     ThinkJob,
     ThinkResult,
 )
-from duplexd.units import NANOS_PER_MS, Nanos, Span, Ticks, samples_from_ticks, ticks_from_ms, ticks_from_nanos
+from duplexd.units import (
+    INPUT_RATE,
+    NANOS_PER_MS,
+    Nanos,
+    Span,
+    Ticks,
+    samples_from_ticks,
+    ticks_from_ms,
+    ticks_from_nanos,
+)
 
 HOLD_ANSWER_MAX = Nanos(150 * NANOS_PER_MS)  #: how long a cut waits for the page's own position (DESIGN §5 rule 13)
 VOICE_THRESHOLD = 0.5
@@ -80,7 +89,6 @@ TURNS_WAITING_MAX = 4
 WORDS_FORGOTTEN = 64  #: of a turn that is too long: many at once, since all behind them are prefilled again
 FINAL_AFTER = ticks_from_ms(160)  #: without a judge: silence after which the words are taken as complete
 IDLE_UTTERANCE_MAX = ticks_from_ms(1000)  #: a hint of a voice that no block confirmed by then was none
-INPUT_RATE = 16_000
 
 
 class Contest(msgspec.Struct):
@@ -695,7 +703,6 @@ class Session:
         self.contest = None
         heard = reply.heard_by(at)
         reply.move(ResponseState.FAILED)
-        reply.failure = reason
         self._emit_response(reason)
         self._emit_history(reply, heard, final=True)
         self._cut_timeline(at, hold=0, now=now)
@@ -1134,12 +1141,8 @@ class Session:
         start = Ticks(spoken.start + spoken.planned)
         chunk = self.chunks.plan(
             epoch=self.timeline.epoch,
-            response=reply.response,
-            clause=spoken.clause.index,
             offset=spoken.planned,
             span=Span(start, Ticks(start + length)),
-            condition=self.condition,
-            last=False,
         )
         chunk.slot = self._stores.out_slots.popleft()
         spoken.planned = Ticks(spoken.planned + length)

@@ -24,7 +24,6 @@ class Timeline:
         self.epoch = Epoch(0)
         self.generation = Ticks(0)  #: end of what was started or made
         self.published = Ticks(0)  #: end of what the front end was given
-        self.delivered = Ticks(0)
         self.reported = Ticks(0)  #: newest accepted position of the ear
         self.reported_at = Nanos(0)
         self.bound = Ticks(0)
@@ -46,7 +45,6 @@ class Timeline:
         self.reported = Ticks(position)
         # An observation from the future is a broken clock, not news: it must not freeze later reports out.
         self.reported_at = Nanos(min(fact.cursor.observed_at, now))
-        self.delivered = Ticks(max(self.delivered, min(fact.delivered, self.published)))
         self.bound, self.buffer, self.assumed = fact.bound, fact.buffer, fact.assumed
         self._ages.append(max(0, fact.age))
         del self._ages[: -self._reports_kept]
@@ -70,9 +68,6 @@ class Timeline:
     def heard(self) -> Ticks:
         """What certainly was heard: the last report less its error bound."""
         return Ticks(max(0, self.reported - self.bound))
-
-    def lookahead(self, now: Nanos) -> Ticks:
-        return Ticks(self.generation - self.playback(now))
 
     def budget(self, chunk: Ticks, making: Ticks = Ticks(0)) -> Ticks:
         """How far generation may run ahead: chunk + client buffer + P99 age of reports, within 0.3-1.5 s (DESIGN §5.1).
@@ -102,5 +97,5 @@ class Timeline:
     def advance(self, at: Ticks) -> None:
         """An interruption: the timeline goes on at `at`, in a new epoch, and nothing after `at` was ever made."""
         self.epoch = Epoch(self.epoch + 1)
-        self.generation = self.published = self.delivered = self.reported = at
+        self.generation = self.published = self.reported = at
         self.held = False

@@ -22,6 +22,8 @@ PARTIAL_EVERY = ticks_from_ms(320)  #: new audio before the window is encoded ag
 PAUSE_MIN = ticks_from_ms(160)  #: silence at which a window may be cut
 FREEZE_AT = ticks_from_ms(6000)  #: a window longer than this is frozen at its last pause
 TAIL = ticks_from_ms(200)  #: silence after the last voiced block that the final window includes
+FROZEN_MAX = 8000  #: characters of one turn that are kept; beyond it a quarter is forgotten at once, oldest first
+FINAL_MISSES_MAX = 2  #: times the last words of a turn are tried; then the turn ends without them
 
 
 class ListenKind(Enum):
@@ -56,6 +58,7 @@ class Utterance:
         self.judging: Ticks | None = None  #: silence at which the running judgement was asked
         self.answered: tuple[Ticks, float] | None = None  #: an answer that waits for the words of the same audio
         self.listening: ListenWindow | None = None
+        self._final_misses = 0
         self._pauses: list[Ticks] = []
         self._quietest: tuple[float, Ticks] = (2.0, start)
 
@@ -121,7 +124,7 @@ class Utterance:
         if window is None:
             return
         if window.kind is ListenKind.FREEZE:
-            self.frozen = join(self.frozen, text)
+            self.frozen = newest(join(self.frozen, text), FROZEN_MAX)
             self.window_start = window.span.end
             self._pauses = [p for p in self._pauses if p > window.span.end]
             self._quietest = (2.0, window.span.end)
@@ -133,11 +136,18 @@ class Utterance:
         self.heard_until = window.span.end
 
     def miss(self) -> None:
-        """The running window failed: the words known so far stand for it, and none becomes stable by that."""
+        """The running window failed. A final one is tried again, else the words known so far stand for it, and none
+        becomes stable by that.
+        """
+        kind = self.listening.kind if self.listening is not None else None
+        if kind is ListenKind.FINAL:
+            self._final_misses += 1
+            if self._final_misses < FINAL_MISSES_MAX:
+                self.listening = None
+                return
         stable = self.stable
-        frozen = self.listening is not None and self.listening.kind is ListenKind.FREEZE
         self.hear(self.partial)
-        if not frozen:
+        if kind is not ListenKind.FREEZE:
             self.stable = stable
 
     # end of turn ----
@@ -173,6 +183,11 @@ class Utterance:
 
 def join(left: str, right: str) -> str:
     return f"{left} {right}".strip() if right else left
+
+
+def newest(text: str, count: int) -> str:
+    """The text, or when it is longer than `count` its newest three quarters of that, from a whole word on."""
+    return text if len(text) <= count else text[-count * 3 // 4 :].partition(" ")[2]
 
 
 def agreed(before: str, after: str) -> str:

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-RATE = 16_000
-BLOCK_SAMPLES = 512
+from duplexd.units import BLOCK_SAMPLES, INPUT_RATE
+
 HOP_SAMPLES = 256  #: 16 ms
 BAND_COUNT = 20
 _FFT = 512
@@ -43,7 +43,7 @@ class EchoRule(msgspec.Struct, frozen=True):
     margin: float = 2.0  #: how far above its prediction an echo may be, as power
     gain_max: float = 0.2  #: strongest echo there is, as power: -7 dB
     floor: float = 1e-6  #: mean square of a frame that counts as silence: -60 dBFS
-    ahead: int = 2 * RATE  #: samples that may be announced before they are heard
+    ahead: int = 2 * INPUT_RATE  #: samples that may be announced before they are heard
 
     def __post_init__(self) -> None:
         if not 0 < self.span <= self.window or self.lag_max < 2 or self.ahead < BLOCK_SAMPLES:
@@ -78,7 +78,6 @@ class EchoReference:
         self._lag = -1
         self._gain = np.zeros(BAND_COUNT)
         self._next: int | None = None  #: sample index of the next block
-        self._shares: list[tuple[int, float, float]] = []  #: (start, power, share) of the last 2 s
 
     def play(self, pcm: Block, at: int) -> None:
         """The character is heard with `pcm` from sample `at` on. Call before the microphone gets there.
@@ -113,15 +112,7 @@ class EchoReference:
         self._out, self._out_tail = _push(self._out, self._out_tail, out)
         self._mic, self._mic_tail = _push(self._mic, self._mic_tail, heard)
         self._noise = np.minimum(self._noise * 1.004, self._mic[-_HOPS:].min(axis=0)) + 1e-12
-        report = self._judge()
-        self._shares.append((at, float(self._mic[-_HOPS:].sum()), report.share))
-        del self._shares[: max(0, len(self._shares) - 2 * RATE // BLOCK_SAMPLES)]
-        return report
-
-    def explained(self, since: int) -> float:
-        """Share of all that was heard from sample `since` on, weighed by power: the verdict over an onset."""
-        recent = [(power, share) for start, power, share in self._shares if start + BLOCK_SAMPLES > since]
-        return sum(power * share for power, share in recent) / max(1e-12, sum(power for power, _ in recent))
+        return self._judge()
 
     def _skip(self, at: int) -> None:
         """Blocks that never came: what was heard meanwhile moves on, the microphone was silent."""
@@ -228,7 +219,7 @@ class EchoReference:
 def _bands() -> Array:
     """Overlapping triangles between 150 and 7000 Hz, equally wide on a logarithmic scale. float64 (257, bands)."""
     edges = np.geomspace(150.0, 7000.0, BAND_COUNT + 2)
-    hz = np.fft.rfftfreq(_FFT, 1 / RATE)[:, None]
+    hz = np.fft.rfftfreq(_FFT, 1 / INPUT_RATE)[:, None]
     rising = (hz - edges[:-2]) / np.diff(edges)[:-1]
     falling = (edges[2:] - hz) / np.diff(edges)[1:]
     # A triangle narrower than a bin would be empty; it takes the nearest bin.

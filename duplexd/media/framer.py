@@ -19,10 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from duplexd.units import Span, Ticks, ticks_from_samples
+from duplexd.units import BLOCK_SAMPLES, INPUT_RATE, Span, Ticks, ticks_from_samples
 
-RATE = 16_000
-BLOCK_SAMPLES = 512
 _TICKS_PER_SAMPLE = 3  #: 48 kHz ticks in one 16 kHz sample
 FRAME_SAMPLES_MAX = 1920
 _BEHIND_SAMPLES_MAX = 3200
@@ -67,7 +65,7 @@ class Framer:
     Bound:  the buffer is fixed; one call returns at most `2 * gap_max / 512 + 8` blocks.
     """
 
-    def __init__(self, *, wait: int = 640, gap_max: int = 32_000, stream_gap_max: int = 120 * RATE) -> None:
+    def __init__(self, *, wait: int = 640, gap_max: int = 32_000, stream_gap_max: int = 120 * INPUT_RATE) -> None:
         if not 0 <= wait < gap_max < stream_gap_max or gap_max < 2 * BLOCK_SAMPLES:
             raise ValueError(
                 f"need 0 <= wait < gap_max < stream_gap_max, gap_max >= 1024: {wait=} {gap_max=} {stream_gap_max=}"
@@ -89,7 +87,7 @@ class Framer:
     @property
     def position(self) -> Ticks:
         """Start of the next block: everything before it has left."""
-        return ticks_from_samples(self._next, RATE)
+        return ticks_from_samples(self._next, INPUT_RATE)
 
     def push(self, pcm: Samples, rtp: int) -> list[AudioBlock]:
         """One decoded frame with the RTP timestamp of its first sample; returns the blocks that are ready, in order.
@@ -181,5 +179,5 @@ class Framer:
     def _first(self) -> AudioBlock:
         missing = BLOCK_SAMPLES - int(self._came[:BLOCK_SAMPLES].sum())
         self.counts.missing += missing
-        end = ticks_from_samples(self._next + BLOCK_SAMPLES, RATE)
+        end = ticks_from_samples(self._next + BLOCK_SAMPLES, INPUT_RATE)
         return AudioBlock(self._pcm[:BLOCK_SAMPLES].copy(), Span(self.position, end), missing)

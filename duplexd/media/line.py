@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from duplexd.ids import Epoch, ResponseId, SessionId, TurnId
 from duplexd.media.echo import EchoReference, EchoRule
-from duplexd.media.framer import RATE as INPUT_RATE
 from duplexd.media.framer import AudioBlock, Framer
 from duplexd.media.playout import FRAME, Pcm, Place, Playout
 from duplexd.media.vad import Started, Stopped, VoiceGate
@@ -37,9 +36,9 @@ from duplexd.messages import (
     ResumePlayback,
     TextArrived,
     VoiceStarted,
-    VoiceStopped,
 )
 from duplexd.units import (
+    INPUT_RATE,
     NANOS_PER_MS,
     Nanos,
     Span,
@@ -195,9 +194,7 @@ class Line:
             self._out.append(Block(block.pcm, block.span, now, voice, echo, block.gap))
 
     def _hear(self, fact: Started | Stopped | None, now: Nanos) -> None:
-        if isinstance(fact, Stopped):
-            self._out.append(VoiceStopped(self.session, fact.at))
-        elif isinstance(fact, Started):
+        if isinstance(fact, Started):  # Its end concerns nobody: the engine's silence clock runs on the blocks.
             if self._may_hold(now):
                 self._begin_hold(now, at=fact.at, source="server", place=self._ear(now))
                 assert self.hold is not None

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 TONES_PER_GROUP = 32
 WORDS_MAX = TONES_PER_GROUP**2  #: words that can be told apart
+WORDS_PER_REPLY_MAX = 32  #: word k of the word clock's reply r sounds as word `32 r + k`
 TONE_SPACING_HZ = 60.0
 LOW_GROUP_HZ = 500.0  #: lowest tone of the low group, which ends at 2360 Hz
 HIGH_GROUP_HZ = 2600.0  #: lowest tone of the high group, which ends at 4460 Hz

@@ -29,10 +29,8 @@ import numpy.typing as npt
 import onnxruntime
 
 from duplexd.media.network import load_network
-from duplexd.units import Span, Ticks, ticks_from_ms
+from duplexd.units import BLOCK_SAMPLES, INPUT_RATE, Span, Ticks, ticks_from_ms
 
-RATE = 16_000
-BLOCK_SAMPLES = 512  #: 32 ms; Silero at 16 kHz takes exactly this
 _CONTEXT_SAMPLES = 64  #: tail of the previous block that the network wants in front
 
 Block = npt.NDArray[np.float32]
@@ -46,7 +44,7 @@ class VoiceDetector:
 
     def __init__(self, network: onnxruntime.InferenceSession) -> None:
         self._network = network
-        self._rate = np.array(RATE, np.int64)
+        self._rate = np.array(INPUT_RATE, np.int64)
         self._takes_rate = any(one.name == "sr" for one in network.get_inputs())
         self.reset()
 

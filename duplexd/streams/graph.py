@@ -11,7 +11,7 @@ from typing import Protocol
 
 from duplexd.memory.layout import PartitionSpec
 from duplexd.streams.stage import Cut, Role, Stage, StageSpec
-from duplexd.units import Ticks
+from duplexd.units import INPUT_RATE, Ticks, samples_from_ticks
 
 
 class TextStream(Protocol):
@@ -59,7 +59,6 @@ class ModelPlan:
         chunk_ramp: tuple[Ticks, ...],
         clause_max: Ticks,
         context_tokens_max: int,
-        page_tokens: int,
         reply_tokens_max: int,
         reply_sentences_max: int,
         reply_words_enough: int,
@@ -81,7 +80,6 @@ class ModelPlan:
         self.chunk_ramp = chunk_ramp  #: lengths of the first chunks of a reply; the last one repeats
         self.clause_max = clause_max  #: worst-case playback length of one clause
         self.context_tokens_max = context_tokens_max
-        self.page_tokens = page_tokens
         self.reply_tokens_max = reply_tokens_max
         self.reply_sentences_max = reply_sentences_max
         self.reply_words_enough = reply_words_enough  #: a sentence that ends after so many words is the last
@@ -110,5 +108,7 @@ def _check(plan: ModelPlan) -> None:
         gives, takes = plan.stages[source].gives, plan.stages[target].takes
         if gives is not takes:
             raise ValueError(f"model {plan.name}: {source} gives {gives.value}, {target} takes {takes.value}")
+    if samples_from_ticks(plan.listen_max, INPUT_RATE) > plan.ring_samples:
+        raise ValueError(f"model {plan.name}: its ears read further back than its ring of {plan.ring_samples} samples")
     for role in (Role.COPY, Role.LISTEN, Role.THINK, Role.TALK, Role.RENDER):
         plan.need(role)

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import msgspec
 
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId, SlotId
-from duplexd.memory.classes import CacheClass
 from duplexd.units import Ticks
 
 
@@ -69,8 +68,6 @@ class StageSpec(msgspec.Struct, frozen=True):
     gives: PayloadKind
     cost: CostModel
     batch_max: int = 1  #: rows of one launch
-    unit: Ticks = Ticks(0)  #: worst-case playback length of one unit of output (DESIGN §5 rule 1)
-    writes: CacheClass | None = None  #: the cache class its new state is written as
 
 
 # Jobs -------------------------------------------------------------------------------------------------------------
@@ -174,10 +171,6 @@ class TalkResult(Result, frozen=True, tag=True):
 
 class RenderResult(Result, frozen=True, tag=True):
     samples: int
-
-
-class Batch(msgspec.Struct):
-    jobs: list[Any]  #: of one Job type, at most `batch_max`
 
 
 class Stage(Protocol):

@@ -173,13 +173,20 @@ class Visit:
                 pts = self._muted_pts(message.rtp, message.age_ms)
                 self.line.on_stop(message.id, pts=pts, muted=message.muted, now=now)
             case wire.Say():
-                self.line.say(message.text, message.id, now)
+                self._on_say(message, now)
             case wire.Image():
                 self._owner.supervisor.send(ImageArrived(self.session, message.id, len(message.data) * 3 // 4))
             case wire.Set():
                 self._on_set(message)
             case wire.Ping() | wire.Played():
                 pass  # Pings are answered by the peer; an acknowledged order simply was not lost.
+
+    def _on_say(self, message: wire.Say, now: Nanos) -> None:
+        if len(message.text) > wire.TEXT_MAX:
+            said = f"The message has {len(message.text)} characters; at most {wire.TEXT_MAX} are taken at once."
+            self.tell(wire.Error("text_too_long", f"session {self.session}: {said} Send it in parts.", message.id))
+            return
+        self.line.say(message.text, message.id, now)
 
     def _on_set(self, message: wire.Set) -> None:
         if message.barge_in is not None:

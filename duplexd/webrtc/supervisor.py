@@ -25,12 +25,16 @@ from duplexd.channel import Channel, MediaShape, SharedMedia
 from duplexd.config import Config
 from duplexd.errors import ChannelClosed, ChannelFull
 from duplexd.messages import EngineReady, FreeSlots, MediaArrived, Metrics, pack, unpack_news
-from duplexd.units import NANOS_PER_SECOND, Nanos
+from duplexd.units import BLOCK_SAMPLES, NANOS_PER_SECOND, Nanos
 
 IN_SLOTS_PER_SESSION = 24
 OUT_SLOTS_PER_SESSION = 8
-BLOCK_SAMPLES = 512
 CHUNK_SAMPLES_MAX = 24_000
+#: Packets that may wait for an engine that does not read: what its sessions can say in the time until it counts as
+#: wedged. Media blocks are bounded by their slots already.
+BACKLOG_MIN, BACKLOG_PER_SESSION = 1024, 256
+DEAD_WITHIN_S = 1.0  #: an engine that closed its channel has nothing left to do; then it is killed
+STOP_WITHIN_S = 5.0  #: the same for one that is asked to leave while it works
 RESTART_MIN_S, RESTART_MAX_S = 1.0, 30.0
 #: A loaded engine answers every message within milliseconds; one that says nothing for this long while media flows to
 #: it is wedged, and is killed so that its people get an answer.
@@ -64,7 +68,7 @@ class Supervisor:
         self._was_ready = False
         self.failure = ""  #: why the first start failed; an engine that never came up is not started again
         self._stopping = False
-        self._restart: asyncio.Task[None] | None = None
+        self._burial: asyncio.Task[None] | None = None
         self._backoff_s = RESTART_MIN_S
         self._silent_since = Nanos(0)
 
@@ -80,7 +84,7 @@ class Supervisor:
         ours, theirs = Channel.pair()
         self.media = SharedMedia.create(shape)
         self._free_in = list(range(shape.in_slots))
-        self._channel = Channel(ours)
+        self._channel = Channel(ours, backlog_max=BACKLOG_MIN + BACKLOG_PER_SESSION * self.config.sessions_max)
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "duplexd.engine.process"),
@@ -120,12 +124,12 @@ class Supervisor:
     async def stop(self) -> None:
         """End the engine: it leaves by itself when the channel closes; killed when it does not."""
         self._stopping = True
-        if self._restart is not None:
-            self._restart.cancel()
+        if self._burial is not None:
+            self._burial.cancel()
         process = self._process
         self._drop()
         if process is not None:
-            await asyncio.to_thread(_end, process)
+            await asyncio.to_thread(_end, process, STOP_WITHIN_S)
 
     @property
     def pid(self) -> int | None:
@@ -216,31 +220,31 @@ class Supervisor:
         self._became_ready.clear()
 
     def _die(self, reason: str) -> None:
+        """The channel is of no more use. The process is waited for beside the loop: others' media flows through it."""
         process, self._process = self._process, None
         self._drop()
-        if self._stopping:
-            return
-        code = _end(process) if process is not None else None
+        if not self._stopping:
+            self._burial = asyncio.get_running_loop().create_task(self._bury(process, reason))
+
+    async def _bury(self, process: subprocess.Popen[bytes] | None, reason: str) -> None:
+        """See the dead engine off, tell its people why, start its successor; one that never came up has none."""
+        cause = _cause(await asyncio.to_thread(_end, process, DEAD_WITHIN_S) if process is not None else None)
         if not self._was_ready:
-            self.failure = f"the engine could not start ({_cause(code)}); its message stands above"
+            self.failure = f"the engine could not start ({cause}); its message stands above"
             self._became_ready.set()
             return
-        reason = f"the engine process ended ({_cause(code)}); it is being restarted"
-        log.error("%s", reason)
-        self._on_gone(reason)
-        self._restart = asyncio.get_running_loop().create_task(self._start_again())
-
-    async def _start_again(self) -> None:
+        log.error("the engine process ended (%s): %s", cause, reason)
+        self._on_gone(f"the engine process ended ({cause}); it is being restarted")
         await asyncio.sleep(self._backoff_s)
         self._backoff_s = min(RESTART_MAX_S, 2 * self._backoff_s)
         self.restarts += 1
         self.start()
 
 
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """Wait briefly for a process whose channel is closed, then kill it. Returns its exit code."""
+def _end(process: subprocess.Popen[bytes], within_s: float) -> int:
+    """Wait for a process whose channel is closed, then kill it. Returns its exit code."""
     try:
-        return process.wait(timeout=5.0)
+        return process.wait(timeout=within_s)
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()

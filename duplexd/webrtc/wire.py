@@ -11,13 +11,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 FAST_CHANNEL = "duplexd-fast"
 RELIABLE_CHANNEL = "duplexd"
 MESSAGE_BYTES_MAX = 65_536
+TEXT_MAX = 8_000  #: characters of one typed message
+Key = Annotated[str, msgspec.Meta(max_length=128)]
 
 
 class FromPage(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True):
@@ -54,12 +56,12 @@ class Say(FromPage, frozen=True, tag="say"):
     """Typed text. `id` is an idempotency key: a repeat is acknowledged and not said again."""
 
     text: str
-    id: str
+    id: Key
 
 
 class Image(FromPage, frozen=True, tag="image"):
     data: str  #: base64
-    id: str = ""
+    id: Key = ""
 
 
 class Stop(FromPage, frozen=True, tag="stop"):

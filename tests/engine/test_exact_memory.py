@@ -134,7 +134,6 @@ def plan_with(thinker: Thinker) -> ModelPlan:
         chunk_ramp=clock.chunk_ramp,
         clause_max=clock.clause_max,
         context_tokens_max=256,
-        page_tokens=8,
         reply_tokens_max=16,
         reply_sentences_max=1,
         reply_words_enough=1,

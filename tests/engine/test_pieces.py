@@ -12,9 +12,9 @@ from duplexd.engine.clause import ClauseSplitter
 from duplexd.engine.dialogue import Dialogue, common_prefix
 from duplexd.engine.policy import Fcfs, Interaction
 from duplexd.engine.timeline import BUDGET_MAX, BUDGET_MIN, Timeline
-from duplexd.engine.utterance import FREEZE_AT, ListenKind, Utterance, agreed
+from duplexd.engine.utterance import FREEZE_AT, ListenKind, Utterance, agreed, newest
 from duplexd.engine.work import Need, Work
-from duplexd.ids import ConditionVersion, Epoch, ResponseId, SessionId
+from duplexd.ids import Epoch, SessionId
 from duplexd.messages import Cursor, CursorReported
 from duplexd.models.clock.language import ClockDialect
 from duplexd.streams.stage import Role
@@ -77,12 +77,8 @@ def plan_chunks(table: ChunkTable, count: int) -> list[Chunk]:
     return [
         table.plan(
             epoch=Epoch(0),
-            response=ResponseId(1),
-            clause=0,
             offset=Ticks(0),
             span=Span(Ticks(1000 * i), Ticks(1000 * (i + 1))),
-            condition=ConditionVersion(0),
-            last=False,
         )
         for i in range(count)
     ]
@@ -217,6 +213,35 @@ def test_a_window_that_failed_makes_no_word_stable() -> None:
 
     assert (utterance.text, utterance.stable_text) == ("what is the", "")
     assert utterance.heard_until == ticks_from_ms(800)
+
+
+def test_the_last_words_of_a_turn_are_tried_twice() -> None:
+    """One fault of the ears costs no words; a lasting one ends the turn with those that are known."""
+    utterance = Utterance(onset=Ticks(0), start=Ticks(0), listen_max=ticks_from_ms(8000))
+    utterance.take(Span(Ticks(0), ticks_from_ms(400)), voiced=True, echo=False, voice=0.9, captured_at=Nanos(1))
+    utterance.take(
+        Span(ticks_from_ms(400), ticks_from_ms(800)), voiced=False, echo=False, voice=0.0, captured_at=Nanos(1)
+    )
+    for complete in (False, True):
+        window = utterance.wanted(ticks_from_ms(800), final=True)
+        assert window is not None
+        assert window.kind is ListenKind.FINAL
+        utterance.listen(window)
+        utterance.miss()
+        assert utterance.complete is complete
+
+    assert utterance.wanted(ticks_from_ms(800), final=True) is None
+
+
+def test_a_turn_that_never_ends_keeps_its_newest_words() -> None:
+    """The text of one turn is bounded, or its messages would outgrow the channel after an hour."""
+    text = " ".join(f"word{i}" for i in range(3000))
+    kept = newest(text, 8000)
+
+    assert newest("short", 8000) == "short"
+    assert 5000 < len(kept) <= 6000
+    assert kept.startswith("word")
+    assert text.endswith(" " + kept)
 
 
 def test_a_minute_of_speech_costs_no_more_than_eight_seconds() -> None:

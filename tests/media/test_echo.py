@@ -133,24 +133,6 @@ def test_what_was_cut_explains_nothing(character: Audio, person: Audio) -> None:
     assert max(shares) == 0.0
 
 
-def test_the_verdict_over_an_onset_tells_the_two_apart(character: Audio, person: Audio) -> None:
-    echo = EchoReference()
-    heard = echo_of(character, gain_db=-15, delay_ms=100)
-    onset = 4 * RATE // BLOCK_SAMPLES * BLOCK_SAMPLES
-    alone = loud = 0.0
-    for at in range(0, onset + 5 * BLOCK_SAMPLES, BLOCK_SAMPLES):
-        if at == onset:
-            alone = echo.explained(onset - 10 * BLOCK_SAMPLES)
-        block = heard[at : at + BLOCK_SAMPLES]
-        over = person[at - onset + 4000 :][:BLOCK_SAMPLES] * 2 if at >= onset else 0.0
-        echo.play(character[at : at + BLOCK_SAMPLES], at)
-        echo.hear(np.asarray(block + over, np.float32), at)
-    loud = echo.explained(onset)
-
-    assert alone > 0.9
-    assert loud < 0.3
-
-
 def test_a_gap_in_the_input_does_not_lose_the_way(character: Audio) -> None:
     echo, heard = EchoReference(), echo_of(character, gain_db=-20, delay_ms=100)
     reports = []

@@ -307,12 +307,12 @@ def test_fifty_connections_leave_nothing_behind() -> None:
         await visit(visitor, 0)
         await visitor.until_sessions(0, seconds=5)
         await asyncio.sleep(0.5)
-        before = await held(visitor)
+        before = await visitor.daemon.held()
         for number in range(1, 51):
             await visit(visitor, number)
         await visitor.until_sessions(0, seconds=8)
         await asyncio.sleep(1.0)
-        after = await held(visitor)
+        after = await visitor.daemon.held()
         assert after == before
 
     at_a_daemon(story, within_s=300)
@@ -325,22 +325,6 @@ async def visit(visitor: Visitor, number: int) -> None:
     await message(client, "state", state="speaking")
     await client.close()
     await visitor.until_sessions(0, seconds=8)
-
-
-async def held(visitor: Visitor) -> dict[str, float]:
-    metrics = await visitor.daemon.metrics()
-    names = (
-        "frontend_tasks",
-        "engine_pages_free",
-        "engine_latents_held",
-        "engine_ingest_held",
-        "engine_out_slots_free",
-    )
-    found = {name: metrics[f"duplexd_{name}"] for name in names}
-    for name, pid in (("frontend", visitor.daemon.pid), ("engine", visitor.daemon.engine_pid())):
-        found[f"{name}_fds"] = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-        found[f"{name}_threads"] = len(list(Path(f"/proc/{pid}/task").iterdir()))
-    return found
 
 
 def test_an_empty_packet_does_not_make_the_person_deaf() -> None:

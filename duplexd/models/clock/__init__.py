@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from duplexd.errors import ConfigError
 from duplexd.media.tones import CLOCK_WORD_MS
-from duplexd.memory.classes import CacheClass
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
 from duplexd.models.clock.language import WORDS_PER_CLAUSE, ClockDialect
 from duplexd.streams.graph import ModelPlan
@@ -36,7 +35,6 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         chunk_ramp=(ticks_from_ms(160), ticks_from_ms(240), ticks_from_ms(320)),
         clause_max=CLAUSE_MAX,
         context_tokens_max=CONTEXT_TOKENS,
-        page_tokens=PAGE_TOKENS,
         reply_tokens_max=33,
         reply_sentences_max=1,
         reply_words_enough=1,
@@ -50,20 +48,11 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
 
 STAGES = (
     StageSpec("copy", Role.COPY, "copy", PayloadKind.AUDIO, PayloadKind.AUDIO, CostModel(50, 20), batch_max=8),
-    StageSpec(
-        "ears", Role.LISTEN, "listen", PayloadKind.AUDIO, PayloadKind.TEXT, CostModel(500, 0, 2000),
-        writes=CacheClass.INGEST,
-    ),
-    StageSpec(
-        "think", Role.THINK, "think", PayloadKind.TEXT, PayloadKind.TEXT, CostModel(200, 0, 50),
-        unit=CLAUSE_MAX, writes=CacheClass.CURRENT,
-    ),
-    StageSpec(
-        "talk", Role.TALK, "voice", PayloadKind.TEXT, PayloadKind.LATENT, CostModel(200),
-        unit=CLAUSE_MAX, writes=CacheClass.CURRENT,
-    ),
+    StageSpec("ears", Role.LISTEN, "listen", PayloadKind.AUDIO, PayloadKind.TEXT, CostModel(500, 0, 2000)),
+    StageSpec("think", Role.THINK, "think", PayloadKind.TEXT, PayloadKind.TEXT, CostModel(200, 0, 50)),
+    StageSpec("talk", Role.TALK, "voice", PayloadKind.TEXT, PayloadKind.LATENT, CostModel(200)),
     StageSpec("render", Role.RENDER, "voice", PayloadKind.LATENT, PayloadKind.AUDIO, CostModel(300, 0, 100)),
-)  # fmt: skip
+)
 
 
 def _partitions(sessions: int) -> tuple[PartitionSpec, ...]:

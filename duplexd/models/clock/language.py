@@ -12,7 +12,8 @@ A clause has four words. Word k of reply r sounds as word `32 r + k` of the tone
 
 from __future__ import annotations
 
-WORDS_PER_REPLY_MAX = 32
+from duplexd.media.tones import WORDS_PER_REPLY_MAX
+
 WORDS_PER_CLAUSE = 4
 REPLY_WORDS = 12
 ANCHOR, OPEN_USER, CLOSE_USER, CLOSE_REPLY, END, WORD = range(6)

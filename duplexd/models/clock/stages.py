@@ -30,9 +30,8 @@ from duplexd.streams.stage import (
     ThinkResult,
     WordSpan,
 )
-from duplexd.units import Ticks, samples_from_ticks, ticks_from_ms, ticks_from_samples
+from duplexd.units import INPUT_RATE, Ticks, samples_from_ticks, ticks_from_ms, ticks_from_samples
 
-INPUT_RATE = 16_000
 OUTPUT_RATE = 24_000
 WORD = ticks_from_ms(tones.CLOCK_WORD_MS)  #: one word with its gap
 WORD_SAMPLES = samples_from_ticks(WORD, OUTPUT_RATE)

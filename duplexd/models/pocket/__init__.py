@@ -98,7 +98,6 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         chunk_ramp=CHUNK_RAMP,
         clause_max=CLAUSE_MAX,
         context_tokens_max=CONTEXT_MAX,
-        page_tokens=PAGE_TOKENS,
         reply_tokens_max=REPLY_TOKENS_MAX,
         reply_sentences_max=REPLY_SENTENCES_MAX,
         reply_words_enough=REPLY_WORDS_ENOUGH,

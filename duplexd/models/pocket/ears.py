@@ -24,7 +24,6 @@ import onnxruntime
 from duplexd.errors import ModelError, WeightsError
 from duplexd.ids import SlotId
 from duplexd.media.network import load_network
-from duplexd.memory.classes import CacheClass
 from duplexd.streams.stage import (
     CopyJob,
     CopyResult,
@@ -90,7 +89,6 @@ class CopyIn:
             gives=PayloadKind.AUDIO,
             cost=CostModel(fixed_us=20, per_row_us=20),
             batch_max=64,
-            writes=CacheClass.INGEST,
         )
 
     def load(self, arena: ArenaView) -> None:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from duplexd import weights as store
 from duplexd.errors import ModelError
-from duplexd.memory.classes import CacheClass
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
 from duplexd.models.pocket.checkpoint import DecoderShape, DecoderWeights, load_checkpoint
 from duplexd.models.pocket.decoder import Decoder, Row
@@ -33,7 +32,7 @@ from duplexd.models.pocket.persona import Persona, load_persona
 from duplexd.models.pocket.tokens import Dialect
 from duplexd.models.pocket.vocabulary import load_vocabulary
 from duplexd.streams.stage import CostModel, Failed, PayloadKind, Role, StageSpec, ThinkJob, ThinkResult
-from duplexd.units import Ticks, ticks_from_ms
+from duplexd.units import ticks_from_ms
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +103,6 @@ class Thinker:
             # SmolLM2 in int4 on one core; a unit is a decoded token, or about four prefilled ones.
             cost=CostModel(fixed_us=2_000, per_row_us=1_000, per_unit_us=12_000),
             batch_max=batch_max,
-            unit=Ticks(TOKEN_TICKS_MAX),
-            writes=CacheClass.CURRENT,
         )
 
     def page_fields(self) -> tuple[FieldSpec, ...]:

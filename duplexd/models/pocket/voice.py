@@ -129,7 +129,6 @@ class Talker:
             takes=PayloadKind.TEXT,
             gives=PayloadKind.LATENT,
             cost=CostModel(fixed_us=7_000, per_unit_us=250),
-            unit=clause_max,
         )
 
     def load(self, arena: Any) -> None:
@@ -266,7 +265,6 @@ class Vocoder:
             takes=PayloadKind.LATENT,
             gives=PayloadKind.AUDIO,
             cost=CostModel(fixed_us=7_500, per_unit_us=200),
-            unit=chunk_max,
         )
 
     def load(self, arena: Any) -> None:

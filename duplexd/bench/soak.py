@@ -1,0 +1,103 @@
+"""`duplexd bench soak`: minutes of talk and many visits. What does the daemon hold at the end that it did not before?
+
+1. One person talks without a break: a spoken question, a typed one that is stopped, a spoken one that is interrupted by
+   voice. After each round, in silence, the memory of both processes is read (resident, shared memory included).
+2. Growth is the slope of a line through the second half of the readings: the first half fills caches.
+3. Then the page is opened and closed `connects` times. What is held with nobody there is compared with what was held
+   after the first visit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from duplexd import clock
+from duplexd.bench import recordings
+from duplexd.bench.stage import Stage
+from duplexd.units import NANOS_PER_SECOND
+
+REPLY_LIMIT_S = 20.0
+QUIET_S = 3.5  #: figures of the engine come once a second; a session's close is in them by then
+_RESIDENT = re.compile(r"VmRSS:\s+(\d+) kB")
+
+
+async def bench(*, minutes: float, connects: int, model: str) -> dict[str, Any]:
+    """Run the bench; returns what `--json` writes."""
+    async with Stage("--model", model, seconds_max=60.0 * minutes + 60.0) as stage:
+        await _round(stage, 0)
+        await stage.leave()
+        await asyncio.sleep(QUIET_S)
+        before = await stage.daemon.held()
+        await stage.enter()
+        readings = await _talk(stage, minutes)
+        metrics = await stage.daemon.metrics()
+        await stage.leave()
+        for _ in range(connects):
+            await stage.enter()
+            await stage.leave()
+        await asyncio.sleep(QUIET_S)
+        after = await stage.daemon.held()
+        return {
+            "minutes": minutes,
+            "rounds": len(readings),
+            "turns": int(metrics["duplexd_engine_turns"]),
+            "interruptions": int(metrics["duplexd_engine_interruptions"]),
+            "connects": connects,
+            "memory_mb": {name: _memory(readings, name) for name in stage.daemon.processes()},
+            "not_returned": {name: [before[name], after[name]] for name in before if before[name] != after[name]},
+            "held": after,
+            "model": model,
+            "client": stage.client(),
+            "metrics": metrics,
+            "each": readings,
+        }
+
+
+async def _talk(stage: Stage, minutes: float) -> list[dict[str, float]]:
+    began = clock.now()
+    readings: list[dict[str, float]] = []
+    while (passed := (clock.now() - began) / NANOS_PER_SECOND / 60) < minutes:
+        await _round(stage, len(readings))
+        memory = {name: resident_mb(pid) for name, pid in stage.daemon.processes().items()}
+        readings.append({"minute": round(passed, 2), **memory})
+    return readings
+
+
+async def _round(stage: Stage, number: int) -> None:
+    """Three turns: one heard to its end, one stopped, one interrupted by the next question."""
+    questions = recordings.load("question")
+    await _ask(stage, questions[number % len(questions)])
+    await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
+    await stage.type("Tell me something about the ocean.")
+    if await stage.wait_for("speaking", limit_s=5.0):
+        await asyncio.sleep(0.8)
+        await stage.page.evaluate("window.duplexd.stop()")
+    await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
+    await _ask(stage, questions[(number + 1) % len(questions)])
+    await asyncio.sleep(0.5)
+    await _ask(stage, questions[(number + 2) % len(questions)])
+    await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
+
+
+async def _ask(stage: Stage, question: recordings.Recording) -> None:
+    said = await stage.say(question.pcm(), recordings.RATE)
+    await stage.finish(said)
+    await stage.wait_for("speaking", limit_s=6.0)
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process, MB."""
+    found = _RESIDENT.search(Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return round(int(found.group(1)) * 1024 / 1e6, 1)
+
+
+def _memory(readings: list[dict[str, float]], name: str) -> dict[str, float]:
+    half = readings[len(readings) // 2 :]
+    slope = float(np.polyfit([r["minute"] for r in half], [r[name] for r in half], 1)[0]) if len(half) > 1 else 0.0
+    return {"first": readings[0][name], "last": readings[-1][name], "growth_per_minute": round(slope, 2)}
