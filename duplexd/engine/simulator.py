@@ -30,6 +30,7 @@ from duplexd.media.line import (
     HoldOrder,
     LatencyReady,
     Line,
+    Muted,
     ResumeOrder,
 )
 from duplexd.media.playout import FRAME
@@ -250,9 +251,7 @@ class SimListener:
         pts = self.ear_pts()
         self._mute()
         later = self._world.now() + self.network.delay
-        self._world.at(
-            later, lambda: self._flush_after(lambda now: self.line.on_stop(stop_id, pts=pts, muted=True, now=now))
-        )
+        self._world.at(later, lambda: self._flush_after(lambda now: self.line.on_stop(stop_id, at=Muted(pts), now=now)))
 
     # Every 20 ms ----------------------------------------------------------------------------------------
 
@@ -359,7 +358,7 @@ class SimListener:
         self._mute()
         self._world.at(
             self._world.now() + self.network.delay,
-            lambda: self._flush_after(lambda now: self.line.on_hold_answer(order.hold, pts=pts, now=now)),
+            lambda: self._flush_after(lambda now: self.line.on_hold_answer(order.hold, at=Muted(pts), now=now)),
         )
 
     def _unmute_at(self, pts: int) -> None:

@@ -52,7 +52,7 @@ from duplexd.units import (
 
 HOLD_MAX = Nanos(2000 * NANOS_PER_MS)
 BIAS = ticks_from_ms(12)  #: decoded and unplayed audio the page's statistics do not show (measured: 12 ms, sd 5)
-BOUND = ticks_from_ms(20)  #: published error of a measured cursor (bench barge-in at the loudspeaker: p99 9 to 18 ms)
+BOUND = ticks_from_ms(20)  #: published error of a position while it moves
 ASSUMED_LAG = ticks_from_ms(250)  #: transport, jitter buffer and output of a listener who reports nothing
 ASSUMED_BOUND = ticks_from_ms(120)
 REPORTS_MISSED_AFTER = Nanos(1500 * NANOS_PER_MS)
@@ -104,6 +104,13 @@ class Hold(msgspec.Struct):
     since: Nanos
     position: Ticks
     epoch: Epoch
+
+
+class Muted(msgspec.Struct, frozen=True):
+    """Where the sound ended, says a page that has muted itself."""
+
+    pts: int
+    bound: Ticks = BOUND  #: error the page publishes for it
 
 
 class EarReport(msgspec.Struct, frozen=True):
@@ -208,23 +215,23 @@ class Line:
 
     # The page ------------------------------------------------------------------------------------------------------
 
-    def on_page_voice(self, voice_id: int, *, pts: int, muted: bool, now: Nanos) -> None:
-        """The page heard its own microphone; when `muted`, it has frozen the ear at `pts` already."""
+    def on_page_voice(self, voice_id: int, *, at: Muted | None, now: Nanos) -> None:
+        """The page heard its own microphone; when it has muted itself, the ear stands `at`."""
         if voice_id <= self._page_voice:
             return
         self._page_voice = voice_id
-        if not muted:
+        if at is None:
             return  # A hint the server's own detector confirms within a block or two.
-        self._freeze(pts, source="page", now=now)
+        self._freeze(at, source="page", now=now)
 
-    def on_stop(self, stop_id: int, *, pts: int, muted: bool, now: Nanos) -> None:
+    def on_stop(self, stop_id: int, *, at: Muted | None, now: Nanos) -> None:
         if stop_id <= self._stops:
             return
         self._stops = stop_id
         if self.hold is not None:
-            self._insist(pts if muted else None, now)
-        elif muted:
-            self._freeze(pts, source="stop", now=now)
+            self._insist(at, now)
+        elif at is not None:
+            self._freeze(at, source="stop", now=now)
         elif self.audible(now):
             self._begin_hold(now, at=self.framer.position, source="stop", place=self._ear(now))
             assert self.hold is not None
@@ -232,32 +239,37 @@ class Line:
         else:
             self._out.append(self._voice_started(now, at=self.framer.position, source="stop", place=self._ear(now)))
 
-    def _insist(self, pts: int | None, now: Nanos) -> None:
+    def _insist(self, at: Muted | None, now: Nanos) -> None:
         """A stop during a hold: the hold stands, and its voice is not judged any more (a cough would be resumed)."""
         assert self.hold is not None
-        place = None if pts is None else self.playout.place(self._clamp(pts))
+        place = None if at is None else self.playout.place(self._clamp(at.pts))
         if place is None or place.epoch != self.hold.epoch:
             place = Place(self.hold.epoch, self.hold.position, Ticks(0))
         self.hold.position = place.position
         hold = self.hold.hold
-        self._out.append(self._voice_started(now, at=self.framer.position, source="stop", place=place, hold=hold))
+        bound = at.bound if at is not None else BOUND
+        where = self.framer.position
+        self._out.append(self._voice_started(now, at=where, source="stop", place=place, hold=hold, bound=bound))
 
-    def _freeze(self, pts: int, *, source: str, now: Nanos) -> None:
+    def _freeze(self, muted: Muted, *, source: str, now: Nanos) -> None:
         if self.hold is not None:
             # The server froze first; the page's word on where the ear stands is the better one.
-            self.on_hold_answer(self.hold.hold, pts=pts, now=now)
+            self.on_hold_answer(self.hold.hold, at=muted, now=now)
             return
         at = Ticks(max(0, self.framer.position - ticks_from_ms(96)))
-        self._begin_hold(now, at=at, source=source, place=self.playout.place(self._clamp(pts)))
+        place = self.playout.place(self._clamp(muted.pts))
+        self._begin_hold(now, at=at, source=source, place=place, bound=muted.bound)
 
-    def _begin_hold(self, now: Nanos, *, at: Ticks, source: str, place: Place | None) -> None:
+    def _begin_hold(self, now: Nanos, *, at: Ticks, source: str, place: Place | None, bound: Ticks = BOUND) -> None:
         self._holds += 1
         position = place.position if place is not None else Ticks(0)
         self.hold = Hold(self._holds, now, position, self.playout.epoch)
         self.playout.hold()
-        self._out.append(self._voice_started(now, at=at, source=source, place=place, hold=self._holds))
+        self._out.append(self._voice_started(now, at=at, source=source, place=place, hold=self._holds, bound=bound))
 
-    def _voice_started(self, now: Nanos, *, at: Ticks, source: str, place: Place | None, hold: int = 0) -> VoiceStarted:
+    def _voice_started(
+        self, now: Nanos, *, at: Ticks, source: str, place: Place | None, hold: int = 0, bound: Ticks = BOUND
+    ) -> VoiceStarted:
         return VoiceStarted(
             self.session,
             at,
@@ -267,17 +279,17 @@ class Line:
             source,
             now,
             assumed=self._reports_missed(now),
-            bound=_bound(place, BOUND),
+            bound=_bound(place, bound),
         )
 
-    def on_hold_answer(self, hold: int, *, pts: int, now: Nanos) -> None:
+    def on_hold_answer(self, hold: int, *, at: Muted, now: Nanos) -> None:
         """The page muted for this hold and says where the ear stands."""
         if self.hold is None or self.hold.hold != hold:
             return
-        place = self.playout.place(self._clamp(pts))
+        place = self.playout.place(self._clamp(at.pts))
         if place is not None and place.epoch == self.hold.epoch:
             self.hold.position = place.position
-        self._out.append(HoldAnswered(self.session, hold, self._cursor(place, now), _bound(place, BOUND)))
+        self._out.append(HoldAnswered(self.session, hold, self._cursor(place, now), _bound(place, at.bound)))
 
     def on_report(self, report: EarReport, now: Nanos, *, muted: bool, silent: bool) -> None:
         """Ten times a second: what is heard now. A muted page hears nothing, whatever its clock says."""

@@ -33,6 +33,7 @@ from duplexd.media.line import (
     HoldOrder,
     LatencyReady,
     Line,
+    Muted,
     ResumeOrder,
 )
 from duplexd.messages import (
@@ -71,6 +72,8 @@ TICK_S = 0.02
 RETRY_AFTER_S = 5
 STALL_BYTES = 262_144  #: this much unread on the reliable channel gates generation
 RTP_WRAP = 1 << 32
+PASSED_MAX_MS = 100.0  #: what a page may claim to have played of a packet of 20 ms, or to be wrong by
+BOUND_MIN_MS = 5.0  #: sound leaves the jitter buffer in steps of 10 ms: nobody knows better than half of one
 PLAYOUT_COUNTS = ("stale_samples", "underruns", "underrun_ticks", "dropped_samples")
 #: Response states as the page knows them.
 PAGE_STATES = {
@@ -167,11 +170,9 @@ class Visit:
                 self._on_pos(message, now)
             case wire.Voice():
                 if message.on:
-                    pts = self._muted_pts(message.rtp, message.age_ms)
-                    self.line.on_page_voice(message.id, pts=pts, muted=message.muted, now=now)
+                    self.line.on_page_voice(message.id, at=self._muted_at(message), now=now)
             case wire.Stop():
-                pts = self._muted_pts(message.rtp, message.age_ms)
-                self.line.on_stop(message.id, pts=pts, muted=message.muted, now=now)
+                self.line.on_stop(message.id, at=self._muted_at(message), now=now)
             case wire.Say():
                 self._on_say(message, now)
             case wire.Image():
@@ -197,7 +198,9 @@ class Visit:
 
     def _on_pos(self, message: wire.Pos, now: Nanos) -> None:
         if message.hold:
-            self.line.on_hold_answer(message.hold, pts=self._muted_pts(message.rtp, message.age_ms), now=now)
+            at = self._muted_at(message)
+            if at is not None:  # A hold is answered by muting; anything else is no answer.
+                self.line.on_hold_answer(message.hold, at=at, now=now)
             return
         network = nanos_from_ms((self._rtt_ms() or 0.0) / 2)
         age = max(0.0, min(message.age_ms, 5000.0))
@@ -215,9 +218,15 @@ class Visit:
     def _rtt_ms(self) -> float | None:
         return None if self.peer is None else self.peer.rtt_ms
 
-    def _muted_pts(self, rtp: int, age_ms: float) -> int:
-        """The element mutes before the output device: what that still holds is heard, so it is not subtracted."""
-        return int(self._unwrap(rtp) + ticks_from_ms(max(0.0, min(age_ms, 5000.0))) - BIAS)
+    def _muted_at(self, message: wire.Pos | wire.Voice | wire.Stop) -> Muted | None:
+        """Where the sound of a muted page ended. The element mutes before the output device: what that still holds is
+        heard, so its delay is not subtracted.
+        """
+        if not message.muted:
+            return None
+        passed = max(-PASSED_MAX_MS, min(message.passed_ms, PASSED_MAX_MS))
+        bound = max(BOUND_MIN_MS, min(message.bound_ms, PASSED_MAX_MS))
+        return Muted(int(self._unwrap(message.rtp) + ticks_from_ms(passed)), ticks_from_ms(bound))
 
     def _unwrap(self, rtp: int) -> int:
         """Downlink RTP timestamp -> pts: the one nearest to what was sent last."""

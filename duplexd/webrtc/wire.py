@@ -34,6 +34,8 @@ class Pos(FromPage, frozen=True, tag="pos"):
     playout_ms: float = 0.0  #: output device delay, from media-playout statistics over the last 200 ms
     buffer_ms: float = 0.0  #: jitter buffer delay, likewise
     muted: bool = False
+    passed_ms: float = 0.0  #: `muted`: how much sound behind `rtp` was let through before
+    bound_ms: float = 20.0  #: `muted`: error bound of that
     epoch: int = 0  #: newest epoch the page has been told of
     hold: int = 0  #: id of the hold this answers; the answer is authoritative for the cut
     silent: bool = False  #: autoplay is blocked: nothing is being heard
@@ -50,6 +52,8 @@ class Voice(FromPage, frozen=True, tag="voice"):
     age_ms: float = 0.0
     playout_ms: float = 0.0
     muted: bool = False
+    passed_ms: float = 0.0
+    bound_ms: float = 20.0
 
 
 class Say(FromPage, frozen=True, tag="say"):
@@ -72,6 +76,8 @@ class Stop(FromPage, frozen=True, tag="stop"):
     age_ms: float = 0.0
     playout_ms: float = 0.0
     muted: bool = False
+    passed_ms: float = 0.0
+    bound_ms: float = 20.0
 
 
 class Set(FromPage, frozen=True, tag="set"):

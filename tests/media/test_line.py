@@ -22,6 +22,7 @@ from duplexd.media.line import (
     HoldOrder,
     LatencyReady,
     Line,
+    Muted,
     ResumeOrder,
 )
 from duplexd.media.playout import FRAME
@@ -134,7 +135,7 @@ def speaking(**options: Any) -> Scene:
 def held(*, pts: int | None = None) -> Scene:
     """The page froze itself at `pts`, by default where its ear was."""
     scene = speaking()
-    scene.line.on_page_voice(1, pts=scene.ear if pts is None else pts, muted=True, now=scene.now)
+    scene.line.on_page_voice(1, at=Muted(scene.ear if pts is None else pts), now=scene.now)
     return scene
 
 
@@ -240,7 +241,7 @@ def test_a_page_that_says_it_three_times_is_believed_once() -> None:
     """Voice messages travel on a lossy channel, in three copies; the second and third change nothing."""
     scene = speaking()
     for _ in range(3):
-        scene.line.on_page_voice(1, pts=scene.ear, muted=True, now=scene.now)
+        scene.line.on_page_voice(1, at=Muted(scene.ear), now=scene.now)
         scene.at += 20
 
     assert [(fact.held, fact.hold, fact.source) for fact in scene.take(VoiceStarted)] == [(True, 1, "page")]
@@ -249,7 +250,7 @@ def test_a_page_that_says_it_three_times_is_believed_once() -> None:
 
 def test_a_page_that_did_not_mute_only_hints() -> None:
     scene = speaking()
-    scene.line.on_page_voice(1, pts=scene.ear, muted=False, now=scene.now)
+    scene.line.on_page_voice(1, at=None, now=scene.now)
 
     assert scene.take(VoiceStarted) == []
     assert not scene.line.playout.held
@@ -277,7 +278,7 @@ def test_the_answer_to_a_hold_moves_the_cut() -> None:
     (order,) = scene.take(HoldOrder)
     guess = scene.take(VoiceStarted)[0].cursor.position
     later = guess + ticks_from_ms(33)
-    scene.line.on_hold_answer(order.hold, pts=later, now=scene.now)
+    scene.line.on_hold_answer(order.hold, at=Muted(later), now=scene.now)
     (answer,) = scene.take(HoldAnswered)
     scene.line.resume(ResumePlayback(SESSION, order.hold, Epoch(0)), scene.now)
     scene.run(20)
@@ -290,7 +291,7 @@ def test_the_answer_to_a_hold_moves_the_cut() -> None:
 def test_an_answer_to_another_hold_changes_nothing(hold: int) -> None:
     scene = held()
     before = scene.line.hold
-    scene.line.on_hold_answer(hold, pts=0, now=scene.now)
+    scene.line.on_hold_answer(hold, at=Muted(0), now=scene.now)
 
     assert scene.take(HoldAnswered) == []
     assert scene.line.hold == before
@@ -301,7 +302,7 @@ def test_a_pages_voice_during_the_servers_hold_is_its_answer() -> None:
     scene = speaking()
     scene.run(160, voice=True)
     (order,) = scene.take(HoldOrder)
-    scene.line.on_page_voice(1, pts=ticks_from_ms(200), muted=True, now=scene.now)
+    scene.line.on_page_voice(1, at=Muted(ticks_from_ms(200)), now=scene.now)
 
     assert [(a.hold, a.cursor.position) for a in scene.take(HoldAnswered)] == [(order.hold, ticks_from_ms(200))]
     assert len(scene.take(VoiceStarted)) == 1
@@ -471,7 +472,7 @@ def test_typed_words_over_a_reply_wait_until_the_cut_is_known() -> None:
     (started,) = scene.take(VoiceStarted)
     (order,) = scene.take(HoldOrder)
     early = scene.take(TextArrived)
-    scene.line.on_hold_answer(order.hold, pts=scene.ear, now=scene.now)
+    scene.line.on_hold_answer(order.hold, at=Muted(scene.ear), now=scene.now)
     scene.line.advance(AdvanceEpoch(SESSION, Epoch(1), Ticks(scene.ear), order.hold, scene.now))
 
     assert (started.source, started.held) == ("stop", True)
@@ -492,7 +493,7 @@ def test_words_that_wait_keep_their_order_and_none_is_lost_at_the_bound() -> Non
 
 def test_a_stop_over_the_reply_freezes_it() -> None:
     scene = speaking()
-    scene.line.on_stop(1, pts=ticks_from_ms(390), muted=True, now=scene.now)
+    scene.line.on_stop(1, at=Muted(ticks_from_ms(390)), now=scene.now)
     (started,) = scene.take(VoiceStarted)
 
     assert (started.source, started.held, started.cursor.position) == ("stop", True, ticks_from_ms(390))
@@ -502,7 +503,7 @@ def test_a_stop_over_the_reply_freezes_it() -> None:
 def test_a_stop_of_a_page_that_cannot_mute_is_answered_with_a_hold() -> None:
     scene = speaking()
     for _ in range(3):
-        scene.line.on_stop(1, pts=0, muted=False, now=scene.now)
+        scene.line.on_stop(1, at=None, now=scene.now)
 
     assert [fact.source for fact in scene.take(VoiceStarted)] == ["stop"]
     assert len(scene.take(HoldOrder)) == 1
@@ -512,7 +513,7 @@ def test_a_stop_without_sound_is_told_and_freezes_nothing() -> None:
     """The reply is being thought of: there is nothing to freeze, and the engine must still hear of it."""
     scene = Scene()
     scene.run(100)
-    scene.line.on_stop(1, pts=0, muted=False, now=scene.now)
+    scene.line.on_stop(1, at=None, now=scene.now)
 
     assert [(fact.source, fact.held, fact.hold) for fact in scene.take(VoiceStarted)] == [("stop", False, 0)]
     assert scene.take(HoldOrder) == []
@@ -528,7 +529,7 @@ def test_the_first_stop_after_typed_words_counts() -> None:
     scene.publish(1000, epoch=1)
     scene.run(400)
     scene.clear()
-    scene.line.on_stop(1, pts=scene.ear, muted=True, now=scene.now)
+    scene.line.on_stop(1, at=Muted(scene.ear), now=scene.now)
 
     assert [(fact.source, fact.held) for fact in scene.take(VoiceStarted)] == [("stop", True)]
 
@@ -538,7 +539,7 @@ def test_a_stop_during_a_hold_needs_no_judgement_any_more(muted: bool) -> None:
     """A cough froze the reply and the person presses stop: the engine must not judge the cough and resume."""
     scene = held(pts=ticks_from_ms(390))
     scene.clear()
-    scene.line.on_stop(1, pts=ticks_from_ms(390), muted=muted, now=scene.now)
+    scene.line.on_stop(1, at=Muted(ticks_from_ms(390)) if muted else None, now=scene.now)
     (started,) = scene.take(VoiceStarted)
 
     assert (started.source, started.held, started.hold) == ("stop", True, 1)

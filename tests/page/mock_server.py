@@ -220,7 +220,7 @@ class Live:
         if not message.muted and message.rtp and not self.held:
             self.playback = max(self.playback, self.timeline(message.rtp, message.age_ms - message.playout_ms))
         if message.hold == self.hold and message.hold and self.held:
-            self.playback = max(self.playback, self.timeline(message.rtp, message.age_ms))
+            self.playback = max(self.playback, self.timeline(message.rtp, message.passed_ms))
 
     def on_say(self, message: wire.Say) -> None:
         if self.reply is not None:
@@ -237,7 +237,7 @@ class Live:
     def on_stop(self, message: wire.Stop) -> None:
         if message.id not in self.stops:
             self.stops.add(message.id)
-            self.playback = max(self.playback, self.timeline(message.rtp, message.age_ms))
+            self.playback = max(self.playback, self.timeline(message.rtp, message.passed_ms))
             self.flush()
 
     # -- the script --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { ShownCursor } from "../../duplexd/webrtc/page/cursor.js";
 import { HELP, closedSentence, microphoneCode, refusalCode } from "../../duplexd/webrtc/page/help.js";
 import { complete } from "../../duplexd/webrtc/page/latency.js";
-import { DelayMeter, ageMs, rtpAdd, rtpDistance } from "../../duplexd/webrtc/page/position.js";
+import { DelayMeter, ageMs, passed, rtpAdd, rtpDistance } from "../../duplexd/webrtc/page/position.js";
 import { Transcript } from "../../duplexd/webrtc/page/transcript.js";
 
 const word = (text, start, end) => ({ text, start, end });
@@ -38,6 +38,25 @@ test("delays are means of what passed between two readings; a reset of the count
   assert.deepEqual([Math.round(meter.playoutMs), Math.round(meter.bufferMs)], [30, 50]);
   meter.take(reading(1, 10, 1, 10));
   assert.deepEqual([Math.round(meter.playoutMs), Math.round(meter.bufferMs)], [30, 50]);
+});
+
+test("where a muted sound ended: the middle of the steps that may have left, shifted by what was stretched", () => {
+  const meter = new DelayMeter();
+  const counters = { type: "inbound-rtp", kind: "audio", packetsLost: 0, packetsDiscarded: 0, concealedSamples: 765 };
+  assert.equal(meter.phaseMs, null);
+  meter.take([{ ...counters, insertedSamplesForDeceleration: 2160, removedSamplesForAcceleration: 120 }]);
+  assert.ok(Math.abs(meter.phaseMs - 8.44) < 0.01);
+  // Measured with these counters: -6.6 or 3.4 ms behind the newest packet's timestamp.
+  assert.ok(Math.abs(passed(5, meter.phaseMs).passed_ms - -1.6) < 0.1);
+  assert.ok(passed(24, meter.phaseMs).passed_ms > passed(5, meter.phaseMs).passed_ms);
+  assert.ok(passed(5, meter.phaseMs).bound_ms < passed(5, null).bound_ms);
+  assert.ok(passed(200, meter.phaseMs).bound_ms === passed(5, null).bound_ms);
+  meter.take([{ ...counters, insertedSamplesForDeceleration: 100, removedSamplesForAcceleration: 2000, concealedSamples: 0 }]);
+  assert.ok(Math.abs(meter.phaseMs - 20 / 48) < 0.01);
+  meter.take([{ ...counters, insertedSamplesForDeceleration: 2160, removedSamplesForAcceleration: 120, packetsLost: 1 }]);
+  assert.equal(meter.phaseMs, null);
+  meter.take([counters]);
+  assert.equal(meter.phaseMs, null);
 });
 
 test("the shown cursor moves with time, never past what was delivered and never back by a small correction", () => {

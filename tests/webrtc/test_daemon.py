@@ -193,7 +193,8 @@ def test_positions_from_the_past_and_the_future_are_harmless() -> None:
         with undisturbed(neighbour, 9):
             for rtp, age in [(0, 0), (2**32 - 1, 1e9), (12345, -5.0), (2**31, 0), (0, float(2**40))]:
                 for hold in (0, 7):
-                    pos = {"t": "pos", "rtp": rtp, "age_ms": age, "hold": hold, "epoch": 99}
+                    where = {"rtp": rtp, "age_ms": age, "passed_ms": age, "bound_ms": -age, "muted": hold > 0}
+                    pos = {"t": "pos", **where, "hold": hold, "epoch": 99}
                     client.send("duplexd-fast", json.dumps(pos))
                     await asyncio.sleep(0.05)
             await message(client, "reply", state="completed", seconds=15)

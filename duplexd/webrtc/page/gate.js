@@ -20,7 +20,7 @@ export class Gate {
   /**
    * @param {object} parts
    * @param {(muted: boolean) => void} parts.setMuted mutes the element, synchronously
-   * @param {() => null|{rtp: number, age_ms: number, playout_ms: number}} parts.position null before any packet
+   * @param {() => null|{rtp: number, age_ms: number}} parts.position null before any packet
    * @param {(kind: string, detail: object) => void} parts.note one line for the page's log
    */
   constructor({ setMuted, position, note }) {

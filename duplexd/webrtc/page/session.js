@@ -4,7 +4,7 @@
 import { Gate } from "./gate.js";
 import { Trouble, refusalCode } from "./help.js";
 import { Ears, cancelsEcho, openMicrophone, stopAll } from "./microphone.js";
-import { DelayMeter, ageMs } from "./position.js";
+import { DelayMeter, ageMs, passed } from "./position.js";
 import { Timers } from "./timers.js";
 
 const REPEATS_MS = [20, 60]; // after the first at once: one of three arrives even on a bad path
@@ -211,7 +211,9 @@ export class Session {
     const source = this.receiver?.getSynchronizationSources()[0];
     if (!source) return null;
     const age = ageMs(source.timestamp, performance.now(), performance.timeOrigin);
-    return { rtp: source.rtpTimestamp >>> 0, age_ms: round(age), playout_ms: round(this.delays.playoutMs) };
+    const { passed_ms, bound_ms } = passed(age, this.delays.phaseMs);
+    const playout_ms = round(this.delays.playoutMs);
+    return { rtp: source.rtpTimestamp >>> 0, age_ms: round(age), playout_ms, passed_ms: round(passed_ms), bound_ms };
   }
 
   async readStats() {
@@ -351,8 +353,8 @@ export class Session {
   stop() {
     const wasMuted = this.gate.muted;
     this.gate.onset(performance.now());
-    const where = this.gate.heard() ?? {};
-    this.sendThrice({ t: "stop", id: ++this.stopId, ...where, muted: true });
+    const where = this.gate.heard(); // null before any packet: then nothing was heard that could be cut
+    this.sendThrice({ t: "stop", id: ++this.stopId, ...where, muted: where !== null });
     if (!wasMuted) this.watchGate();
     this.report();
   }
