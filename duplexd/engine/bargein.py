@@ -39,9 +39,10 @@ class VoiceView(msgspec.Struct, frozen=True):
     quiet: Ticks  #: since the last loud block, whoever made the sound
     text: str  #: newest transcript
     stable: str  #: the part of it that will not change any more
+    certainty: float  #: how sure the ears are of it: mean log-probability, 0 is certain
     transcribed: bool  #: the transcript covers everything voiced
     reply_heard: bool  #: at least one word of the reply was heard
-    audible: bool  #: playout was frozen: something of the reply could be heard
+    audible: bool  #: something of the reply was there to be heard when the voice began
     cancelled: bool  #: the person's echo is cancelled before it gets here
     reply_tail: str  #: what the character said last, up to the cursor and a little beyond
 
@@ -51,7 +52,10 @@ class BargeInTunables(msgspec.Struct, frozen=True):
     silence_end: Ticks = ticks_from_ms(300)  #: the voice is over after this much silence
     settle_min: Ticks = ticks_from_ms(600)  #: before that a partial is not trusted while the voice goes on
     short_max: Ticks = ticks_from_ms(500)  #: voice up to this long is an acknowledgement unless its words say more
-    short_max_echoing: Ticks = ticks_from_ms(800)  #: the same while the character's own sound comes back with it
+    #: the same while the character's own sound comes back with it, or the ears are unsure
+    short_max_wary: Ticks = ticks_from_ms(800)
+    #: below it the ears are unsure (measured: "mm-hm" written as words -0.6 to -0.8, whole sentences above -0.2)
+    certainty_min: float = -0.5
     patience: Ticks = ticks_from_ms(650)  #: how long the server may take to hear what the page heard
     decide_max: Ticks = ticks_from_ms(1600)  #: under the front end's `hold_max` of 2 s
 
@@ -94,17 +98,19 @@ class BargeInRule:
     def _means_it(self, view: VoiceView, *, over: bool) -> bool:
         """Whether what was understood so far is an interruption. Early partials invent words: the less was heard, the
         more must agree."""
+        t = self.tunables
         words = content_words(view.text)
         if COMMANDS.intersection(words):
             return True
+        wary = not view.cancelled or view.certainty < t.certainty_min
         fresh = [word for word in words if word not in own_words(view.reply_tail)] if self._may_be_own(view) else words
-        if (over and view.transcribed) or view.elapsed >= self.tunables.decide_max:
+        if (over and view.transcribed) or view.elapsed >= t.decide_max:
             # An acknowledgement through an echo canceller is written as any short word ("Yo", "The hammer"): a voice
             # that short is believed only where such a word makes sense by itself.
-            limit = self.tunables.short_max if view.cancelled else self.tunables.short_max_echoing
+            limit = t.short_max_wary if wary else t.short_max
             short = view.voiced < limit
             return bool(SHORT_TURNS.intersection(fresh)) if short else bool(fresh)
-        enough = self.tunables.settle_min if view.cancelled else self.tunables.short_max_echoing
+        enough = t.short_max_wary if wary else t.settle_min
         settled = bool(content_words(view.stable)) and view.voiced >= enough
         return settled and len(fresh) >= 2
 

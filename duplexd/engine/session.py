@@ -95,7 +95,7 @@ class Contest(msgspec.Struct):
     """A voice over the reply, not yet judged."""
 
     source: str
-    hold: int  #: 0: nothing is held, because nothing was audible
+    hold: int  #: 0: nothing is held: nothing was audible, or the front end's detector rests
     onset: Ticks
     position: Ticks  #: where the ear was when playout froze
     bound: Ticks
@@ -228,18 +228,18 @@ class Session:
         self._contest(fact, now)
 
     def _contest(self, fact: VoiceStarted, now: Nanos) -> None:
+        onset = fact.at
         if self.contest is not None:
-            if fact.hold and not self.contest.hold:
-                self.contest.hold, self.contest.position = fact.hold, fact.cursor.position
-                self.timeline.held = True
-            return
+            if self.contest.hold or not fact.hold:
+                return
+            onset = self.contest.onset  # The voice that could hold nothing so far does so now.
         foreign = fact.cursor.epoch != self.timeline.epoch
         position = self.timeline.reported if foreign else fact.cursor.position
         measured = fact.held and fact.source != "server" and not fact.assumed
         self.contest = Contest(
             source=fact.source,
             hold=fact.hold,
-            onset=fact.at,
+            onset=onset,
             position=position,
             bound=fact.bound,
             assumed=fact.assumed,
@@ -424,7 +424,7 @@ class Session:
         if utterance is None or utterance is not flight.detail:
             return
         before = utterance.stable_text
-        utterance.hear(result.text)
+        utterance.hear(result.text, result.certainty)
         text, stable = utterance.text, utterance.stable_text
         if text:
             self._emit(UserWords(self.id, self.turn, text, len(stable), False))
@@ -721,7 +721,7 @@ class Session:
         tail = " ".join(w.text for w in self.reply.words[max(0, heard - 12) : heard + 8])
         if utterance is None:
             return VoiceView(
-                contest.source, Ticks(0), Ticks(0), Ticks(0), Ticks(0), "", "", True, True, True, True, tail
+                contest.source, Ticks(0), Ticks(0), Ticks(0), Ticks(0), "", "", 0.0, True, True, True, True, tail
             )
         return VoiceView(
             source=contest.source,
@@ -731,9 +731,10 @@ class Session:
             quiet=utterance.quiet,
             text=utterance.text,
             stable=utterance.stable_text,
+            certainty=utterance.certainty,
             transcribed=utterance.complete,
             reply_heard=heard > 0,
-            audible=contest.hold > 0,
+            audible=contest.hold > 0 or self._plays,
             cancelled=self.echo_cancelled,
             reply_tail=tail,
         )
@@ -802,6 +803,8 @@ class Session:
         contest, reply = self.contest, self.reply
         assert contest is not None
         assert reply is not None
+        if not contest.hold:  # Nothing was frozen, so the ear has moved on since the onset.
+            contest.position = Ticks(max(contest.position, self.timeline.playback(now)))
         at = Ticks(min(contest.position, self.timeline.published))
         heard = self._words_heard(contest)
         ambiguous = reply.ambiguous(at, contest.bound)
@@ -912,8 +915,16 @@ class Session:
 
     @property
     def _gated(self) -> bool:
-        """Nothing new is generated while a voice is being judged or the person's channel does not drain."""
-        return self.contest is not None or self.stalled or self.timeline.held
+        """Nothing new is generated while playout waits for the judgement of a voice, or the person's channel does not
+        drain. A reply that plays on meanwhile (the voice froze nothing) must not run dry.
+        """
+        waits = self.contest is not None and (self.contest.hold > 0 or not self._plays)
+        return waits or self.stalled or self.timeline.held
+
+    @property
+    def _plays(self) -> bool:
+        """Something that was published has not been heard yet."""
+        return self.timeline.published > self.timeline.reported
 
     def wanted(self, now: Nanos) -> list[Work]:
         """Work that could start now, at most one piece a stage. O(1)."""

@@ -47,6 +47,7 @@ class Utterance:
         self.frozen = ""  #: text whose audio is not encoded any more
         self.partial = ""  #: newest text of the window
         self.stable = ""  #: agreed prefix of the window's text
+        self.certainty = 0.0  #: how sure the ears are of the newest text; 0 is certain
         self.voiced_until = onset
         self.loud_until = onset  #: like `voiced_until`, but sound explained as the character's own counts too
         self.voiced_at = Nanos(0)  #: when the last voiced sample was captured
@@ -118,11 +119,12 @@ class Utterance:
     def listen(self, window: ListenWindow) -> None:
         self.listening = window
 
-    def hear(self, text: str) -> None:
+    def hear(self, text: str, certainty: float = 0.0) -> None:
         """The running window came back as text."""
         window, self.listening = self.listening, None
         if window is None:
             return
+        self.certainty = certainty
         if window.kind is ListenKind.FREEZE:
             self.frozen = newest(join(self.frozen, text), FROZEN_MAX)
             self.window_start = window.span.end
@@ -146,7 +148,7 @@ class Utterance:
                 self.listening = None
                 return
         stable = self.stable
-        self.hear(self.partial)
+        self.hear(self.partial, self.certainty)
         if kind is not ListenKind.FREEZE:
             self.stable = stable
 

@@ -167,6 +167,7 @@ class Line:
         self._input_at = (Nanos(0), Ticks(0))
         self._next_assumed = Nanos(0)
         self._rest_until = Nanos(0)
+        self._waiting_voice: Ticks | None = None  #: onset of a voice that could hold nothing yet
         self._after_advance: deque[TextArrived] = deque()
         self._latency: LatencyMeasured | None = None
         self._sent_at = Nanos(0)
@@ -201,13 +202,20 @@ class Line:
             self._out.append(Block(block.pcm, block.span, now, voice, echo, block.gap))
 
     def _hear(self, fact: Started | Stopped | None, now: Nanos) -> None:
-        if isinstance(fact, Started):  # Its end concerns nobody: the engine's silence clock runs on the blocks.
+        if isinstance(fact, Stopped):
+            self._waiting_voice = None  # Its end concerns nobody else: the engine's silence clock runs on the blocks.
+        elif isinstance(fact, Started):
             if self._may_hold(now):
-                self._begin_hold(now, at=fact.at, source="server", place=self._ear(now))
-                assert self.hold is not None
-                self._out.append(HoldOrder(self.hold.hold, self.playout.epoch))
+                self._order_hold(now, at=fact.at, source="server")
             else:
+                self._waiting_voice = fact.at
                 self._out.append(self._voice_started(now, at=fact.at, source="server", place=self._ear(now)))
+
+    def _order_hold(self, now: Nanos, *, at: Ticks, source: str) -> None:
+        """Freeze, and have the page mute itself and say where the ear stood."""
+        self._begin_hold(now, at=at, source=source, place=self._ear(now))
+        assert self.hold is not None
+        self._out.append(HoldOrder(self.hold.hold, self.playout.epoch))
 
     def _may_hold(self, now: Nanos) -> bool:
         warm = self._first_sound_at is not None and now - self._first_sound_at >= self._echo_warmup
@@ -233,9 +241,7 @@ class Line:
         elif at is not None:
             self._freeze(at, source="stop", now=now)
         elif self.audible(now):
-            self._begin_hold(now, at=self.framer.position, source="stop", place=self._ear(now))
-            assert self.hold is not None
-            self._out.append(HoldOrder(self.hold.hold, self.playout.epoch))
+            self._order_hold(now, at=self.framer.position, source="stop")
         else:
             self._out.append(self._voice_started(now, at=self.framer.position, source="stop", place=self._ear(now)))
 
@@ -262,6 +268,7 @@ class Line:
 
     def _begin_hold(self, now: Nanos, *, at: Ticks, source: str, place: Place | None, bound: Ticks = BOUND) -> None:
         self._holds += 1
+        self._waiting_voice = None
         position = place.position if place is not None else Ticks(0)
         self.hold = Hold(self._holds, now, position, self.playout.epoch)
         self.playout.hold()
@@ -308,9 +315,7 @@ class Line:
         fact = TextArrived(self.session, text, key)
         if self.hold is None and self.audible(now) and self.allow_barge_in:
             self._wait_for_cut(fact)
-            self._begin_hold(now, at=self.framer.position, source="stop", place=self._ear(now))
-            assert self.hold is not None
-            self._out.append(HoldOrder(self.hold.hold, self.playout.epoch))
+            self._order_hold(now, at=self.framer.position, source="stop")
         elif self.hold is not None:
             self._wait_for_cut(fact)
         else:
@@ -374,9 +379,13 @@ class Line:
         return samples_from_ticks(position + ticks_from_nanos(max(0, now - since)), INPUT_RATE)
 
     def tick(self, now: Nanos) -> None:
-        """Deadlines: a hold nobody decided, reports that stay away, a microphone that fell silent."""
+        """Deadlines: a hold nobody decided, a voice that may hold now, reports that stay away, a microphone that fell
+        silent.
+        """
         if self.hold is not None and now - self.hold.since >= self._hold_max:
             self._expire_hold(now)
+        if self._waiting_voice is not None and self._may_hold(now):
+            self._order_hold(now, at=self._waiting_voice, source="server")
         if now >= self._next_assumed and self._reports_missed(now):
             self._assume(now)
         if self._last_audio_at and now - self._last_audio_at >= INPUT_LOST_AFTER:

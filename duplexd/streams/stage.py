@@ -145,6 +145,7 @@ class CopyResult(Result, frozen=True, tag=True):
 
 class ListenResult(Result, frozen=True, tag=True):
     text: str  #: words of the window, spaces between
+    certainty: float = 0.0  #: mean log-probability of what was understood; 0 is certain
 
 
 class JudgeResult(Result, frozen=True, tag=True):

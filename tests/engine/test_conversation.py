@@ -134,6 +134,42 @@ def test_a_click_over_the_reply_resumes_where_it_was() -> None:
     assert simulation.history()[1].words == 9
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_second_sound_after_a_false_alarm_neither_pauses_nor_starves_the_reply(seed: int) -> None:
+    """While the server's detector rests a sound freezes nothing: the reply is made on, without a gap, and is whole."""
+    simulation = Simulation(seed=seed, until_ms=14_000)
+    listener = simulation.connect()
+    at = 1500 + 37 * seed
+    listener.type("say 15", at=ms(300), key="a")
+    listener.say(beep(130), at=ms(at))
+    listener.say(beep(140), at=ms(at + 720))
+    simulation.run()
+
+    assert simulation.core.monitor.values()["false_alarms"] == 2
+    assert len(simulation.news(ResumePlayback)) == 1  # Nothing was held the second time.
+    assert listener.line.playout.underruns == 0
+    assert list(range(15)) == heard_words(listener)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_interruption_during_the_rest_is_remembered_as_it_was_heard(seed: int) -> None:
+    """A false alarm, and at once a person who means it: frozen when the rest is over, cut where the ear stood."""
+    simulation = Simulation(seed=seed, until_ms=14_000)
+    listener = simulation.connect()
+    at = 1500 + 37 * seed
+    listener.type("say 20", at=ms(300), key="a")
+    listener.say(beep(130), at=ms(at))
+    listener.say(beep(900), at=ms(at + 720))
+    simulation.run()
+
+    remembered = [word for word in history_words(simulation) if word < 32]
+    heard = [word for word in heard_words(listener) if word < 32]
+    assert len(simulation.news(AdvanceEpoch)) == 1
+    assert remembered == list(range(len(remembered)))
+    assert set(heard) - set(remembered) <= set(simulation.history()[1].ambiguous)
+    assert set(remembered) <= set(heard)
+
+
 def test_barge_in_can_be_switched_off() -> None:
     """Without barge-in the reply plays to its end, and what the person said is answered afterwards, once (T-BI-29)."""
     simulation = Simulation(until_ms=16_000)

@@ -299,6 +299,7 @@ def view(**changes: object) -> VoiceView:
         "quiet": Ticks(0),
         "text": "",
         "stable": "",
+        "certainty": -0.1,
         "transcribed": False,
         "reply_heard": True,
         "audible": True,
@@ -309,9 +310,6 @@ def view(**changes: object) -> VoiceView:
 
 
 OVER: dict[str, object] = {"quiet": ticks_from_ms(320), "transcribed": True}  #: the voice has ended and was read
-
-
-OVER = {"quiet": ticks_from_ms(320), "transcribed": True}
 LONG = {"voiced": ticks_from_ms(700), "elapsed": ticks_from_ms(800)}
 
 
@@ -327,6 +325,8 @@ LONG = {"voiced": ticks_from_ms(700), "elapsed": ticks_from_ms(800)}
         pytest.param({"text": "What about", **LONG}, Decision.WAIT, id="words no partial agrees on"),
         pytest.param({"text": "Why?", **OVER}, Decision.ADVANCE, id="a short question"),
         pytest.param({"text": "The hammer.", **OVER}, Decision.RESUME, id="a misheard mm-hm"),
+        pytest.param({"text": "Mamma.", **LONG, **OVER, "certainty": -0.78}, Decision.RESUME, id="a longer mm-hm"),
+        pytest.param({"text": "I do not", "stable": "I do", **LONG, "certainty": -0.6}, Decision.WAIT, id="unsure"),
         pytest.param(
             {"text": "Is it the hand?", **LONG, **OVER, "cancelled": False}, Decision.RESUME, id="garbled echo"
         ),

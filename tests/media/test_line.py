@@ -226,6 +226,21 @@ def test_after_a_false_alarm_the_server_rests_and_then_hears_again() -> None:
     assert [fact.held for fact in scene.take(VoiceStarted)] == [True]
 
 
+@pytest.mark.parametrize(("spoken_ms", "holds"), [(1000, 1), (300, 0)])
+def test_a_voice_that_began_while_the_server_rested_freezes_when_the_rest_is_over(spoken_ms: int, holds: int) -> None:
+    """Somebody who goes on speaking is not talked over; what was over by then has frozen nothing."""
+    scene = just_resumed()
+    scene.clear()
+    scene.run(spoken_ms, voice=True)
+    scene.run(300)
+
+    started = scene.take(VoiceStarted)
+    assert [fact.held for fact in started] == [False] + [True] * holds
+    assert len(scene.take(HoldOrder)) == holds
+    assert len({fact.at for fact in started}) == 1
+    assert scene.line.playout.held == bool(holds)
+
+
 def test_a_click_freezes_nothing() -> None:
     scene = speaking()
     scene.run(40, voice=True)

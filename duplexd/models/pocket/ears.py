@@ -209,7 +209,8 @@ class Ears:
     def _listen(self, job: ListenJob) -> Result:
         try:
             audio = read_ring(self._ring, job.ring, job.start, job.samples)
-            return ListenResult(job.session, self._transcriber.transcribe(audio).text)
+            transcript = self._transcriber.transcribe(audio)
+            return ListenResult(job.session, transcript.text, transcript.certainty)
         except ValueError as fault:
             return Failed(job.session, str(fault))
 

@@ -31,7 +31,7 @@ export function ageMs(timestamp, now, origin) {
 const STEP_SAMPLES = 480; // NetEq hands out 10 ms at a time
 const STEPS_AT_MS = 1.8; // a decoded packet's sound against its timestamp, phase 0
 const PHASE_UNKNOWN_MS = 9.3; // the most frequent one after losses
-const BOUND_MS = 8;
+const BOUND_MS = 6;
 const BOUND_UNKNOWN_MS = 20;
 
 /** What had been let through behind the newest source's timestamp when the element was muted, and how sure that is. */
