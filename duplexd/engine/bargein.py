@@ -51,17 +51,24 @@ class BargeInTunables(msgspec.Struct, frozen=True):
     voice_min: Ticks = ticks_from_ms(200)  #: a shorter voice is no interruption
     silence_end: Ticks = ticks_from_ms(300)  #: the voice is over after this much silence
     settle_min: Ticks = ticks_from_ms(600)  #: before that a partial is not trusted while the voice goes on
-    short_max: Ticks = ticks_from_ms(500)  #: voice up to this long is an acknowledgement unless its words say more
+    short_max: Ticks = ticks_from_ms(600)  #: voice up to this long is an acknowledgement unless its words say more
     #: the same while the character's own sound comes back with it, or the ears are unsure
     short_max_wary: Ticks = ticks_from_ms(800)
-    #: below it the ears are unsure (measured: "mm-hm" written as words -0.6 to -0.8, whole sentences above -0.2)
-    certainty_min: float = -0.5
+    #: below it the ears are unsure (measured: "mm-hm" written as words -0.4 to -0.8, whole sentences above -0.2)
+    certainty_min: float = -0.4
     patience: Ticks = ticks_from_ms(650)  #: how long the server may take to hear what the page heard
     decide_max: Ticks = ticks_from_ms(1600)  #: under the front end's `hold_max` of 2 s
 
 
 ACKNOWLEDGEMENTS = frozenset(
     ("er", "huh", "ah", "aha", "oh", "ooh", "aw", "wow", "okay", "ok", "yeah", "yep", "yes", "yup", "right", "sure")
+)
+#: Acknowledgements of more than one word: nothing else of the voice is left.
+ACKNOWLEDGING_PHRASES = frozenset(
+    (
+        *("i see", "i know", "i understand", "i agree", "got it", "of course", "go on", "makes sense", "sounds good"),
+        *("that's right", "that's true", "all right", "very good", "thank you", "thanks", "no way", "you're right"),
+    )
 )
 #: Said over a reply, these are meant, however short.
 COMMANDS = frozenset(("stop", "wait", "pause", "quiet", "enough"))
@@ -127,7 +134,8 @@ def own_words(tail: str) -> frozenset[str]:
 def content_words(text: str) -> list[str]:
     """Words that are more than an acknowledgement."""
     words = _WORD.findall(text.lower().replace("-", ""))
-    return [w for w in words if w.strip("'") not in ACKNOWLEDGEMENTS and not _HUM.fullmatch(w)]
+    left = [w for w in words if w.strip("'") not in ACKNOWLEDGEMENTS and not _HUM.fullmatch(w)]
+    return [] if " ".join(left) in ACKNOWLEDGING_PHRASES else left
 
 
 def echoes(words: list[str], tail: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -95,9 +96,9 @@ def test_twenty_interruptions_are_remembered_as_they_were_heard() -> None:
     assert report["advanced"] == 20
     assert report["compared"] == 20
     assert [one for one in report["each"] if one["history_errors"]] == []
-    # Near a word's end the cursor's error (20 ms) and the ear's (8 ms) leave it open whether the word was heard. Of
-    # twenty random cuts into words of 480 ms that is about two; a test must not fail by chance, so it allows six.
-    assert report["ambiguous_words"] + report["ear_undecided"] <= 6
+    # Near a word's end the cursor's error (6 ms) leaves it open whether the word was heard: about one of forty.
+    assert report["ambiguous_words"] <= 2
+    assert report["ear_undecided"] <= 4  # The tone ear's own error, 8 ms.
     assert report["old_epoch_samples"] == 0
     assert report["old_words_after_flush"] == 0
 
@@ -109,9 +110,10 @@ def noise(name: str, seconds: float) -> np.ndarray[Any, np.dtype[np.int16]]:
 
 
 def disturbances() -> list[np.ndarray[Any, np.dtype[np.int16]]]:
-    """Ten sounds over ten replies: acknowledgements of all voices, keys, a cough, music."""
-    acknowledged = [recording.pcm() for recording in recordings.load("acknowledgement")][:6]
-    return [*acknowledged, noise("keyboard", 1.5), noise("cough", 0.6), noise("music", 1.5), noise("cough", 0.4)]
+    """Twenty sounds over twenty replies: acknowledgements of all voices twice, keys, coughs, music."""
+    acknowledged = [recording.pcm() for recording in recordings.load("acknowledgement")]
+    noises = [noise("keyboard", 1.5), noise("cough", 0.6), noise("music", 1.5), noise("cough", 0.4)]
+    return [*acknowledged, *noises, *acknowledged]
 
 
 TOPICS = ("the ocean", "the sun", "music", "the moon", "bees", "trees", "the weather", "cats", "mountains", "rivers")
@@ -120,14 +122,14 @@ TOPICS = ("the ocean", "the sun", "music", "the moon", "bees", "trees", "the wea
 @pytest.mark.weights
 @pytest.mark.parametrize("aec", [1, 0], ids=["with echo cancellation", "without"])
 def test_no_false_interruption(aec: int) -> None:
-    """Own echo from the loudspeaker, music, keys, coughs and "mm-hm" over ten replies: none is interrupted, and every
-    hold goes on where it was, so that every word of a reply that was not interrupted is heard."""
+    """Own echo from the loudspeaker, music, keys, coughs and "mm-hm" over twenty replies: none is interrupted, and
+    every hold goes on where it was, so that every word is heard, without a gap."""
 
     async def story() -> None:
         echo = Echo(latency_ms=40, gain=0.1)
         async with Stage("--model", "pocket", query=f"auto=1&aec={aec}", echo=echo) as stage:
             sounds = disturbances()
-            for topic, sound in zip(TOPICS, sounds, strict=True):
+            for topic, sound in zip(cycle(TOPICS), sounds, strict=False):
                 await stage.type(f"Tell me something about {topic}.")
                 assert await stage.wait_for("speaking", limit_s=8)
                 await asyncio.sleep(0.6)
@@ -137,14 +139,14 @@ def test_no_false_interruption(aec: int) -> None:
             metrics = await stage.daemon.metrics()
             print({n: v for n, v in metrics.items() if "false" in n or "ackn" in n or "interr" in n or "underr" in n})
 
-            # The aim is none. Chromium's canceller now and then lets an acknowledgement through as two plain words;
-            # more than one in ten is a fault of ours.
-            assert metrics.get("duplexd_engine_interruptions", 0) <= 1
-            assert sum(e["state"] == "completed" for e in replies) >= len(sounds) - 1
+            said = [e["text"] for e in await stage.transcript() if e["role"] == "user"]
+            assert metrics.get("duplexd_engine_interruptions", 0) == 0, said
+            assert metrics["duplexd_engine_false_alarms"] >= 10  # Most of them did make it hold its breath.
+            assert [e["state"] for e in replies] == ["completed"] * len(sounds)
             for reply in replies:
-                if reply["state"] == "completed":
-                    assert reply["struck"] == ""
-                    assert reply["heardWords"] == reply["words"]
+                assert reply["struck"] == ""
+                assert reply["heardWords"] == reply["words"]
+            assert metrics["duplexd_frontend_underruns"] == 0
             assert metrics["duplexd_frontend_stale_samples_sent"] == 0
 
     run(story)

@@ -361,6 +361,8 @@ def test_what_is_an_interruption(changes: dict[str, object], decision: Decision)
 
 def test_acknowledgements_carry_no_content() -> None:
     assert content_words("Mm-hmm. Uh-huh, okay, yeah!") == []
+    assert content_words("Yeah, I see.") == content_words("Got it!") == []
+    assert content_words("I see a dog") == ["i", "see", "a", "dog"]
     assert content_words("Oh no.") == ["no"]
     assert not echoes([], "anything")
 

@@ -269,7 +269,7 @@ def clean(text: str) -> str:
 
 
 #: What this network writes for sound without speech; as a whole utterance it is taken for that.
-_SAID_OF_NOISE = frozenset({"you"})
+_SAID_OF_NOISE = frozenset({"you", "thankyoufor", "thankyouforwatching", "thanksforwatching"})
 _CERTAINTY_MIN = -0.85
 
 
