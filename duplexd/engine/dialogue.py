@@ -156,9 +156,13 @@ class Context:
         return len(self.want) - len(self.ids)
 
     def launch(self, work: WorkId, *, steps: int, feed_max: int) -> Feed:
-        """Append the next tokens (and room for `steps` decoded ones). Raises ArenaFull and changes nothing when
-        short.
+        """Append the next tokens (and room for `steps` decoded ones). Raises ArenaFull and appends nothing when short.
+
+        Decoding needs a token to begin with: when none is new (a reply is begun anew), the newest is fed again.
         """
+        if steps and not self.behind:
+            self._pages.cut(self.id, len(self.ids) - 1, after=self.fence)
+            self.ids.pop()
         feed = tuple(self.want[len(self.ids) : len(self.ids) + feed_max])
         steps = steps if len(self.ids) + len(feed) == len(self.want) else 0
         room = max(0, steps - 1)

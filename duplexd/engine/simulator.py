@@ -98,7 +98,7 @@ class SimWorld:
         self.news: list[tuple[Nanos, Any]] = []
         self.launches: list[tuple[Nanos, Launch]] = []
         self.listeners: dict[SessionId, SimListener] = {}
-        self._stages = stages
+        self.stages = stages
         self._until = until
         self._now = Nanos(1)
         self._heap: list[tuple[int, int, Callable[[], Any]]] = []
@@ -154,7 +154,7 @@ class SimWorld:
 
     def _launch(self, launch: Launch, now: Nanos) -> None:
         self.launches.append((now, launch))
-        stage = self._stages[launch.stage]
+        stage = self.stages[launch.stage]
         cost = stage.spec.cost.predict_us(rows=len(launch.jobs), units=_units(launch)) * 1000
         self.at(now + max(1, cost), lambda: self._finish(launch, stage, now))
 

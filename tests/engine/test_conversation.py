@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -25,6 +26,8 @@ from duplexd.messages import (
     ResumePlayback,
     UserWords,
 )
+from duplexd.models.clock.language import END
+from duplexd.streams.stage import ThinkJob, ThinkResult
 from duplexd.units import Nanos, ms_from_ticks
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
 
@@ -297,6 +300,29 @@ def test_a_failing_stage_ends_its_reply_and_nothing_else() -> None:
     assert simulation.final_states()[1] == [ResponseState.FAILED]
     assert simulation.final_states()[2] == [ResponseState.COMPLETED]
     assert list(range(9)) == heard_words(second)
+
+
+def test_a_reply_without_a_word_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thinker ends before it has said anything; its second attempt gets a token to decode from and is heard."""
+    simulation = Simulation(until_ms=6000)
+    thinker = simulation.world.stages["think"]
+    think = thinker.run
+    fed: list[ThinkJob] = []
+
+    def silent_at_first(jobs: Sequence[ThinkJob], media: object) -> list[object]:
+        fed.extend(job for job in jobs if job.steps)
+        results = think(jobs, media)
+        return [ThinkResult(jobs[0].session, (END,))] if len(fed) == 1 else results
+
+    monkeypatch.setattr(thinker, "run", silent_at_first)
+    listener = simulation.connect()
+    listener.type("say 4", at=ms(300), key="a")
+    simulation.run()
+
+    assert all(job.feed for job in fed)
+    assert simulation.final_states() == {1: [ResponseState.COMPLETED]}
+    assert heard_words(listener) == [0, 1, 2, 3]
+    assert history_words(simulation) == [0, 1, 2, 3]
 
 
 def test_an_image_is_refused_with_the_reason() -> None:

@@ -298,6 +298,21 @@ def test_the_last_decoded_token_has_no_key_yet_and_heads_the_next_feed() -> None
     assert sessions.held(context) == [*ANCHOR, 1, 2, 3, 4, 5, 6, 7, 20, 21]
 
 
+def test_a_reply_begun_anew_feeds_the_newest_token_again() -> None:
+    """The first attempt held no word, so all keys of the prompt are there: something must be fed to decode from."""
+    sessions, context = thinking()
+    prompt = [*context.ids, 7]
+    context.follow(prompt)
+    sessions.land(sessions.launch(context, steps=4, decoded=(20, 21)))
+    context.follow(prompt)
+    work = sessions.launch(context, steps=4, decoded=(22, 23))
+    feed = sessions.flights[work].feed
+    sessions.land(work)
+
+    assert (feed.tokens, feed.past, feed.steps) == ((7,), len(prompt) - 1, 4)
+    assert sessions.held(context) == [*prompt, 22]
+
+
 def test_tokens_are_decoded_only_behind_the_whole_context() -> None:
     """A feed that does not reach the end cannot be followed by the reply."""
     sessions, context = thinking()
