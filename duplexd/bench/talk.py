@@ -5,7 +5,9 @@ to the first audible sample at the loudspeaker.
 2. The microphone is stamped at the end of its block and the loudspeaker at the start (tap.py): v2v is not flattered.
 3. A gap is the heard length of a reply less its published length; it is the engine's when playout ran dry, else the
    machine's (a stalled loop, a starved browser), and then listed with the loop's lag.
-4. Utterances with pauses for thought are played afterwards: a reply that begins inside one is a premature end.
+4. Uplink lateness is how much later the person's audio reached the engine's door than the fastest packet of the last
+   minute: jitter of the network, and what was waited for lost packets.
+5. Utterances with pauses for thought are played afterwards: a reply that begins inside one is a premature end.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ async def bench(*, turns: int, impaired: bool, model: str, folder: Path | None) 
         await _settle(stage)
         talked = [await _turn(stage, questions[index % len(questions)]) for index in range(turns)]
         paused = [await _paused(stage, one) for one in recordings.load("paused")]
-        report = _report(stage, talked, paused, impaired=impaired, model=model)
-        report["metrics"] = await stage.daemon.metrics()
+        metrics = await stage.daemon.metrics()
+        report = _report(stage, talked, paused, metrics, impaired=impaired, model=model)
         keep(folder, "talk-loudspeaker", stage.rig.loudspeaker.recording(), report)
         keep(folder, "talk-microphone", stage.rig.microphone.recording(), report)
         stage.require_whole_recordings()
@@ -151,7 +153,15 @@ def _merged(finals: list[str], text: str) -> bool:
     return bool(finals) and len(finals[-1].split()) >= 0.7 * len(text.split())
 
 
-def _report(stage: Stage, turns: list[Turn], paused: list[Paused], *, impaired: bool, model: str) -> dict[str, Any]:
+def _report(
+    stage: Stage,
+    turns: list[Turn],
+    paused: list[Paused],
+    metrics: dict[str, float],
+    *,
+    impaired: bool,
+    model: str,
+) -> dict[str, Any]:
     measured = [t.v2v_ms for t in turns if t.v2v_ms is not None]
     names = list(dict.fromkeys(name for t in turns for name in t.parts_ms))
     engine_gaps = [t for t in turns if t.engine_gap_ms > GAP_MS]
@@ -171,9 +181,11 @@ def _report(stage: Stage, turns: list[Turn], paused: list[Paused], *, impaired: 
             "of": len(paused),
             "merged": sum(p.merged for p in paused if p.premature),
         },
+        "uplink_late_ms": {p: round(metrics[f"duplexd_frontend_uplink_late_ms_{p}"], 1) for p in ("p50", "p99")},
         "model": model,
         "impaired": BAD_TEXT if impaired else None,
         "client": stage.client(),
         "each": [msgspec.structs.asdict(t) for t in turns],
         "paused": [msgspec.structs.asdict(p) for p in paused],
+        "metrics": metrics,
     }

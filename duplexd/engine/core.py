@@ -229,10 +229,11 @@ class EngineCore:
     # Work ----------------------------------------------------------------------------------------------------------
 
     def _handle_stage(self, event: StageFinished | StageFailed, now: Nanos) -> None:
-        self._scheduler.end(event.work)
+        lane = self._scheduler.end(event.work)
         session_id = self._work_of.pop(event.work)
         if isinstance(event, StageFinished):
             self.monitor.count("launches")
+            self.monitor.count(f"busy_us_{lane}", (event.ended_at - event.started_at) // 1000)
         if session_id == ANCHOR_SESSION:
             self._warmed(event)
         elif session_id in self._closing:

@@ -41,8 +41,11 @@ class Scheduler:
         self._running[work] = lane
         self._busy.add(lane)
 
-    def end(self, work: WorkId) -> None:
-        self._busy.discard(self._running.pop(work))
+    def end(self, work: WorkId) -> str:
+        """The lane that is idle now."""
+        lane = self._running.pop(work)
+        self._busy.discard(lane)
+        return lane
 
     @property
     def running_count(self) -> int:

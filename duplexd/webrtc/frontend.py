@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from duplexd.errors import SessionRefused
 from duplexd.ids import SessionId
 from duplexd.media.echo import EchoReference
 from duplexd.media.energy import EnergyDetector
+from duplexd.media.lateness import Lateness
 from duplexd.media.line import (
     BIAS,
     Block,
@@ -67,6 +69,7 @@ from duplexd.webrtc.supervisor import EngineState, Supervisor
 from duplexd.webrtc.video import portrait, still
 
 REPEATS_S = (0.02, 0.06)
+ORDERS_REPEATED_MAX = 8  #: orders of the last moments that may still have a repeat to come
 ADMISSION_WITHIN_S = 2.0
 TICK_S = 0.02
 RETRY_AFTER_S = 5
@@ -103,12 +106,12 @@ class Visit:
         self.line = line
         self.peer: Peer | None = None
         self.admitted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.blocks_lost = 0
         self.stalled = False
+        self.lateness = Lateness()
         self._owner = owner
         self._order_id = 0
         self._words: dict[int, int] = {}
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._repeats: dict[int, list[asyncio.TimerHandle]] = {}  #: by order, until the page says it has it
         self._ready_sent = False
 
     # Transport ----------------------------------------------------------------------------------------
@@ -119,7 +122,9 @@ class Visit:
     def on_audio(self, pcm: NDArray[np.int16], rtp: int, how: str) -> None:
         if how == "gap":
             return  # The framer sees the gap by the next timestamp and says so in its blocks.
-        self.line.on_audio(pcm, rtp, clock.now())
+        now = clock.now()
+        self.lateness.note(rtp, now)
+        self.line.on_audio(pcm, rtp, now)
         self.carry()
 
     def pull(self, pts: Ticks) -> NDArray[np.int16]:
@@ -179,8 +184,11 @@ class Visit:
                 self._owner.supervisor.send(ImageArrived(self.session, message.id, len(message.data) * 3 // 4))
             case wire.Set():
                 self._on_set(message)
-            case wire.Ping() | wire.Played():
-                pass  # Pings are answered by the peer; an acknowledged order simply was not lost.
+            case wire.Played():
+                for handle in self._repeats.pop(message.id, ()):
+                    handle.cancel()
+            case wire.Ping():
+                pass  # Answered by the peer.
 
     def _on_say(self, message: wire.Say, now: Nanos) -> None:
         if len(message.text) > wire.TEXT_MAX:
@@ -266,7 +274,7 @@ class Visit:
         supervisor = self._owner.supervisor
         slot = supervisor.take_input_slot()
         if slot is None or supervisor.media is None:
-            self.blocks_lost += 1
+            self._owner.counts["input_blocks_lost"] += 1
             return
         supervisor.media.write_input(slot, block.pcm)
         supervisor.send_media(
@@ -280,16 +288,10 @@ class Visit:
     def order(self, order: wire.ToPage) -> None:
         text = wire.encode(order)
         self._send(wire.FAST_CHANNEL, text)
-        for delay in REPEATS_S:
-            self._later(delay, lambda: self._send(wire.FAST_CHANNEL, text))
-
-    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
-        def run() -> None:
-            self._timers.discard(handle)
-            act()
-
-        handle = asyncio.get_running_loop().call_later(delay_s, run)
-        self._timers.add(handle)
+        loop = asyncio.get_running_loop()
+        self._repeats[self._order_id] = [loop.call_later(s, self._send, wire.FAST_CHANNEL, text) for s in REPEATS_S]
+        while len(self._repeats) > ORDERS_REPEATED_MAX:
+            del self._repeats[next(iter(self._repeats))]  # Long since sent.
 
     def tell(self, message: wire.ToPage, *, droppable: bool = False) -> None:
         self._send(wire.RELIABLE_CHANNEL, wire.encode(message), droppable=droppable)
@@ -362,9 +364,9 @@ class Visit:
                 self.tell(wire.Error(news.code, news.reason, news.key))
 
     def cancel_timers(self) -> None:
-        for handle in self._timers:
+        for handle in chain.from_iterable(self._repeats.values()):
             handle.cancel()
-        self._timers.clear()
+        self._repeats.clear()
         if not self.admitted.done():
             self.admitted.cancel()
 

@@ -146,6 +146,7 @@ class Server:
     def values(self) -> dict[str, float]:
         frontend = self.frontend
         lag = sorted(frontend.loop_lag_ms) or [0.0]
+        late = sorted(ms for visit in frontend.visits.values() for ms in visit.lateness.excess_ms()) or [0.0]
         playouts = frontend.playout_counts()
         values = {f"engine_{name}": value for name, value in frontend.supervisor.metrics.items()}
         values |= {f"frontend_{name}": float(value) for name, value in frontend.counts.items()}
@@ -156,6 +157,8 @@ class Server:
             "frontend_loop_lag_ms_p99": lag[len(lag) * 99 // 100],
             "frontend_loop_lag_ms_max": lag[-1],
             "frontend_advance_ms_p95": _p95(frontend.advance_ms),
+            "frontend_uplink_late_ms_p50": late[len(late) // 2],
+            "frontend_uplink_late_ms_p99": late[len(late) * 99 // 100],
             "frontend_stale_samples_sent": float(playouts["stale_samples"]),
             "frontend_underruns": float(playouts["underruns"]),
             "frontend_underrun_ms": playouts["underrun_ticks"] / 48.0,

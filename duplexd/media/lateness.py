@@ -1,0 +1,36 @@
+"""Lateness: how much later media arrives than the fastest of the last minute. Jitter, and what was waited for it.
+
+The clocks of sender and receiver share no origin, so the delay itself is unknown; its excess over the least one is not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from duplexd.units import NANOS_PER_MS, Nanos, nanos_from_ticks, ticks_from_ms
+
+_WRAP = 1 << 32  #: RTP timestamps are u32 (RFC 3550 §5.1)
+JUMP = ticks_from_ms(10_000)  #: a stream whose timestamps jump further has begun anew
+
+
+class Lateness:
+    """Of one stream with a 48 kHz clock. Bound: the last `kept` arrivals (3000: a minute of 20 ms packets)."""
+
+    def __init__(self, *, kept: int = 3000) -> None:
+        self._delays: deque[int] = deque(maxlen=kept)  #: ns, with an unknown constant in it
+        self._newest: int | None = None
+        self._media = 0  #: unwrapped timestamp of the newest arrival
+
+    def note(self, rtp: int, now: Nanos) -> None:
+        """Media with RTP timestamp `rtp` was handed on at `now`."""
+        step = 0 if self._newest is None else (rtp - self._newest + _WRAP // 2) % _WRAP - _WRAP // 2
+        if abs(step) > JUMP:
+            self._delays.clear()
+        self._newest = rtp
+        self._media += step
+        self._delays.append(now - nanos_from_ticks(self._media))
+
+    def excess_ms(self) -> list[float]:
+        """Milliseconds over the least delay, one an arrival."""
+        least = min(self._delays, default=0)
+        return [(delay - least) / NANOS_PER_MS for delay in self._delays]

@@ -1,0 +1,30 @@
+"""Lateness is what comes on top of the least delay, whatever the clocks' origins."""
+
+from __future__ import annotations
+
+import pytest
+
+from duplexd.media.lateness import Lateness
+from duplexd.units import NANOS_PER_MS, Nanos
+
+
+@pytest.mark.parametrize("origin", [0, 2**32 - 2000, 123_456_789])
+def test_what_comes_later_than_the_fastest_is_late(origin: int) -> None:
+    """Timestamps wrap, clocks have other origins: only the excess counts."""
+    lateness = Lateness()
+    for index, waited_ms in enumerate((7, 5, 65, 5, 15)):
+        at = 20 * index + waited_ms
+        lateness.note((origin + 960 * index) % 2**32, Nanos(at * NANOS_PER_MS + 987_654_321))
+
+    assert lateness.excess_ms() == [2, 0, 60, 0, 10]
+
+
+def test_a_stream_that_begins_anew_is_measured_anew_and_the_past_is_bounded() -> None:
+    lateness = Lateness(kept=3)
+    lateness.note(0, Nanos(0))
+    lateness.note(48_000 * 60, Nanos(5 * NANOS_PER_MS))
+    for index in range(1, 9):
+        lateness.note(48_000 * 60 + 960 * index, Nanos((5 + 20 * index) * NANOS_PER_MS))
+
+    assert lateness.excess_ms() == [0, 0, 0]
+    assert Lateness().excess_ms() == []
