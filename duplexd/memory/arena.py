@@ -1,6 +1,7 @@
 """The arena: one allocation per device, and typed views of it (DESIGN §8).
 
-1. One `torch.empty` at start-up. Nothing else that lives longer than a launch is allocated afterwards.
+1. One allocation at start-up, written once: memory the system cannot give is missed then and not in a conversation, and
+   the process grows no more. Nothing else that lives longer than a launch is allocated afterwards.
 2. A field is a view; taking one copies nothing and costs nothing on the device.
 3. Who may touch which slot is the ledgers' business. The arena checks no lease.
 """
@@ -27,7 +28,7 @@ class Arena:
         self.layout = layout
         self.device = torch.device(device)
         try:
-            self.buffer = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self.device)
+            self.buffer = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self.device).zero_()
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise ArenaFull(
                 f"{device} has no {layout.total_bytes:,} bytes for the arena ({error}); lower sessions_max:\n"

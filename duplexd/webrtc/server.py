@@ -18,6 +18,7 @@ import secrets
 import signal
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,8 @@ async def serve(config: Config, *, started: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. `started` is given the URL once the engine is loaded."""
     loop = asyncio.get_running_loop()
     guard_loop(loop)
+    # One thread reads the page's files: the pool's own bound would let it grow for the first fifty visitors.
+    loop.set_default_executor(ThreadPoolExecutor(max_workers=1, thread_name_prefix="duplexd-files"))
     server = Server(config)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
