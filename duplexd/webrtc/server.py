@@ -80,7 +80,8 @@ class Server:
 
     async def page_config(self, request: web.Request) -> web.Response:
         ready = self.frontend.supervisor.ready
-        servers = [ice_server(text) for text in self.config.ice_servers]
+        # The password of a TURN server is for those who may open a session.
+        servers = [ice_server(text) for text in self.config.ice_servers] if self._authorised(request) else []
         return web.json_response(
             {
                 "ice_servers": [
@@ -116,11 +117,12 @@ class Server:
         )
 
     def _authorise(self, request: web.Request) -> None:
-        if not self.config.token:
-            return
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self.config.token.encode()):
+        if not self._authorised(request):
             raise Refused(401, "unauthorised", "this daemon asks for its token; open the page with ?token=...")
+
+    def _authorised(self, request: web.Request) -> bool:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        return not self.config.token or hmac.compare_digest(given.encode(), self.config.token.encode())
 
     async def close_session(self, request: web.Request) -> web.Response:
         session = request.match_info["session"]

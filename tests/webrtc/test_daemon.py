@@ -382,8 +382,15 @@ def test_a_token_is_asked_for_when_one_is_set() -> None:
             {"sdp": "v=0", "type": "offer"}, headers={"Authorization": "Bearer s3cret"}
         )
         assert status == 400
-        async with visitor.http.get(visitor.daemon.url + "api/config") as answer:
-            assert (await answer.json())["token_required"]
+        for headers, servers in (
+            ({}, 0),
+            ({"Authorization": "Bearer wrong"}, 0),
+            ({"Authorization": "Bearer s3cret"}, 1),
+        ):
+            async with visitor.http.get(visitor.daemon.url + "api/config", headers=headers) as answer:
+                config = await answer.json()
+            assert config["token_required"]
+            assert len(config["ice_servers"]) == servers  # Their passwords are for those who have the token.
         assert "s3cret" not in visitor.daemon.said()
 
-    at_a_daemon(story, "--token", "s3cret")
+    at_a_daemon(story, "--token", "s3cret", "--ice-servers", "turn:me:pass@127.0.0.1:3478")

@@ -120,7 +120,7 @@ async function connect(overrides = {}) {
   setState("connecting");
   const mine = {};
   try {
-    config = await fetchConfig();
+    config = await fetchConfig(tokenOf());
     if (config.token_required && !tokenOf()) throw new Trouble("token");
     const setup = { ...options, token: tokenOf(), iceServers: config.ice_servers };
     mine.session = session = new Session({ audio: $("audio"), video: $("video"), on, options: setup });

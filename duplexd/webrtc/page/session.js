@@ -13,10 +13,11 @@ const SILENCE_MAX_MS = 6_000; // pings unanswered for so long: the server is gon
 const GATHER_MAX_MS = 1_500;
 const FAST_BACKLOG_MAX = 16_384; // bytes; a position report that waits is worth nothing, so it is dropped
 
-export async function fetchConfig() {
+/** @param {string} token without it a daemon that asks for one names no TURN server */
+export async function fetchConfig(token) {
   let response;
   try {
-    response = await fetch("/api/config", { cache: "no-store" });
+    response = await fetch("/api/config", { cache: "no-store", headers: bearer(token) });
   } catch (error) {
     throw new Trouble("unreachable", String(error.message));
   }
@@ -129,8 +130,7 @@ export class Session {
   }
 
   async post({ type, sdp }) {
-    const headers = { "content-type": "application/json" };
-    if (this.options.token) headers.authorization = `Bearer ${this.options.token}`;
+    const headers = { "content-type": "application/json", ...bearer(this.options.token) };
     let response;
     try {
       response = await fetch("/api/session", { method: "POST", headers, body: JSON.stringify({ sdp, type }) });
@@ -439,6 +439,10 @@ export class Session {
     this.audio.muted = false;
     this.on("close", { reason });
   }
+}
+
+function bearer(token) {
+  return token ? { authorization: `Bearer ${token}` } : {};
 }
 
 function round(ms) {
