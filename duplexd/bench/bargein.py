@@ -135,7 +135,7 @@ async def _judge(stage: Stage, one: Interruption, *, begun: Nanos, onset: Nanos)
 def words_heard(heard: Recording, told: list[dict[str, Any]], *, after: Nanos, before: Nanos) -> list[tones.HeardWord]:
     """Words of one reply that were heard in a stretch, by their place in the reply.
 
-    `told` are all its words as the page was told; parts of a word interrupted by a false alarm are joined.
+    `told` are all its words as the page was told. A word that a false alarm or a stutter has split comes in parts.
     """
     first, _ = heard.between(after, before)
     places = {tone_number(word["text"]): place for place, word in enumerate(told)}
@@ -152,8 +152,10 @@ def tone_number(text: str) -> int:
     return (tones.WORDS_PER_REPLY_MAX * int(reply) + int(word)) % tones.WORDS_MAX
 
 
-def _ms(heard: Recording, word: tones.HeardWord) -> float:
-    return (word.end_sample - word.start_sample) * 1000 / heard.rate
+def _sounded_ms(heard: Recording, words: list[tones.HeardWord], place: int) -> float:
+    """How much of a word sounded, all its parts together."""
+    samples = sum(word.end_sample - word.start_sample for word in words if word.index == place)
+    return samples * 1000 / heard.rate
 
 
 def _compare(one: Interruption, history: Event, heard: Recording, old: list[tones.HeardWord]) -> None:
@@ -163,16 +165,13 @@ def _compare(one: Interruption, history: Event, heard: Recording, old: list[tone
     packets takes a bite out of a word that was played. One more or less is not an error where the last word was cut so
     near its end that this ear cannot tell.
     """
-    *inner, last = old
-    whole = TONE_MS - 2 * EDGE_MS
-    one.heard = sorted(
-        {w.index for w in inner if w.index < last.index and _ms(heard, w) >= TONE_MS / 2}
-        | ({last.index} if _ms(heard, last) >= whole else set())
-    )
+    last, whole = old[-1].index, TONE_MS - 2 * EDGE_MS
+    sounded = {place: _sounded_ms(heard, old, place) for place in {word.index for word in old}}
+    one.heard = sorted(p for p, ms in sounded.items() if p <= last and ms >= (whole if p == last else TONE_MS / 2))
     one.remembered = list(range(history["words"]))
     one.ambiguous = len(history["ambiguous"])
     wrong = set(one.heard).symmetric_difference(one.remembered) - set(history["ambiguous"])
-    undecided = wrong & ({last.index} if abs(_ms(heard, last) - whole) <= EDGE_MS else set())
+    undecided = wrong & ({last} if abs(sounded[last] - whole) <= EDGE_MS else set())
     one.ear_undecided = len(undecided)
     one.history_errors = len(wrong - undecided)
     one.compared = True
@@ -182,11 +181,11 @@ def _cursor_error(
     told: list[dict[str, Any]], flush: Event, heard: Recording, old: list[tones.HeardWord]
 ) -> float | None:
     """None when the sound ended at a word's own end: then nothing says when exactly it was cut."""
-    last = old[-1]
-    length = _ms(heard, last)
-    if length > TONE_MS - 3 * EDGE_MS:
+    last = old[-1].index
+    sounded = _sounded_ms(heard, old, last)
+    if sounded > TONE_MS - 3 * EDGE_MS:
         return None
-    return round(ms_from_ticks(flush["position"] - told[last.index]["start"]) - length, 1)
+    return round(ms_from_ticks(flush["position"] - told[last]["start"]) - sounded, 1)
 
 
 def _report(
@@ -208,7 +207,10 @@ def _report(
         "history_errors": sum(d.history_errors for d in done),
         "ambiguous_words": sum(d.ambiguous for d in done),
         "ear_undecided": sum(d.ear_undecided for d in done),
-        "cursor_error_ms": {"p50": percentile(errors, 0.5), "p99": percentile(errors, 0.99), "count": len(errors)},
+        "cursor_error_ms": {
+            **{f"p{share:.0%}"[:-1]: percentile(errors, share) for share in (0.5, 0.95, 0.99)},
+            "count": len(errors),
+        },
         "model": "clock",
         "impaired": BAD_TEXT if impaired else None,
         "client": client,

@@ -45,8 +45,16 @@ def test_only_words_of_the_reply_are_counted_and_by_their_place_in_it() -> None:
         ([(32, 1.0), (33, 1.0), (34, 0.4)], 1, 1),
         ([(32, 1.0), (33, 0.7), (34, 1.0)], 3, 0),
         ([(32, 1.0), (33, 0.2), (34, 1.0)], 3, 1),
+        ([(32, 1.0), (33, 0.5), (33, 0.55)], 2, 0),
     ],
-    ids=["exact", "one too many", "one too few", "a bite out of an inner word", "an inner word that was not played"],
+    ids=[
+        "exact",
+        "one too many",
+        "one too few",
+        "a bitten inner word",
+        "one that was not played",
+        "a last one in parts",
+    ],
 )
 def test_history_is_compared_with_what_sounded(words: list[tuple[int, float]], remembered: int, errors: int) -> None:
     heard = recorded(*words)
