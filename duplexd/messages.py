@@ -93,7 +93,6 @@ class CursorReported(Message, frozen=True):
     """What has been heard of the output timeline."""
 
     cursor: Cursor
-    delivered: Ticks  #: handed to transport
     buffer: Ticks  #: what lies between transport and ear
     age: Nanos  #: how old the report was when it came
     bound: Ticks  #: published error bound of the position

@@ -18,6 +18,7 @@ import numpy as np
 
 from duplexd import clock
 from duplexd.bench import recordings
+from duplexd.bench.programs import RigError
 from duplexd.bench.stage import Stage
 from duplexd.units import NANOS_PER_SECOND
 
@@ -29,7 +30,7 @@ _RESIDENT = re.compile(r"VmRSS:\s+(\d+) kB")
 async def bench(*, minutes: float, connects: int, model: str) -> dict[str, Any]:
     """Run the bench; returns what `--json` writes."""
     async with Stage("--model", model, seconds_max=60.0 * minutes + 60.0) as stage:
-        await _round(stage, 0)
+        await _round(stage, 0)  # Raises when nothing is answered: a soak of silence would be flat as well.
         await stage.leave()
         await asyncio.sleep(QUIET_S)
         before = await stage.daemon.held()
@@ -47,6 +48,8 @@ async def bench(*, minutes: float, connects: int, model: str) -> dict[str, Any]:
             "rounds": len(readings),
             "turns": int(metrics["duplexd_engine_turns"]),
             "interruptions": int(metrics["duplexd_engine_interruptions"]),
+            "unanswered": sum(int(reading["unanswered"]) for reading in readings),
+            "engine_restarts": int(metrics["duplexd_frontend_engine_restarts"]),
             "connects": connects,
             "memory_mb": {name: _memory(readings, name) for name in stage.daemon.processes()},
             "not_returned": {name: [before[name], after[name]] for name in before if before[name] != after[name]},
@@ -61,33 +64,38 @@ async def bench(*, minutes: float, connects: int, model: str) -> dict[str, Any]:
 async def _talk(stage: Stage, minutes: float) -> list[dict[str, float]]:
     began = clock.now()
     readings: list[dict[str, float]] = []
-    while (passed := (clock.now() - began) / NANOS_PER_SECOND / 60) < minutes:
-        await _round(stage, len(readings))
+    passed = 0.0
+    while not readings or passed < minutes:
+        unanswered = await _round(stage, len(readings))
         memory = {name: resident_mb(pid) for name, pid in stage.daemon.processes().items()}
-        readings.append({"minute": round(passed, 2), **memory})
+        passed = (clock.now() - began) / NANOS_PER_SECOND / 60
+        readings.append({"minute": round(passed, 2), "unanswered": unanswered, **memory})
     return readings
 
 
-async def _round(stage: Stage, number: int) -> None:
-    """Three turns: one heard to its end, one stopped, one interrupted by the next question."""
+async def _round(stage: Stage, number: int) -> int:
+    """Four turns: one heard to its end, one stopped, one interrupted by the next question. How many had no answer."""
     questions = recordings.load("question")
-    await _ask(stage, questions[number % len(questions)])
+    answered = [await _ask(stage, questions[number % len(questions)])]
     await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
     await stage.type("Tell me something about the ocean.")
-    if await stage.wait_for("speaking", limit_s=5.0):
-        await asyncio.sleep(0.8)
-        await stage.page.evaluate("window.duplexd.stop()")
+    answered.append(await stage.wait_for("speaking", limit_s=5.0))
+    await asyncio.sleep(0.8)
+    await stage.page.evaluate("window.duplexd.stop()")
     await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
-    await _ask(stage, questions[(number + 1) % len(questions)])
+    answered.append(await _ask(stage, questions[(number + 1) % len(questions)]))
     await asyncio.sleep(0.5)
-    await _ask(stage, questions[(number + 2) % len(questions)])
+    answered.append(await _ask(stage, questions[(number + 2) % len(questions)]))
     await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
+    if not any(answered):
+        raise RigError(f"nobody answered in round {number}; the daemon said:\n{stage.daemon.said()[-1000:]}")
+    return answered.count(False)
 
 
-async def _ask(stage: Stage, question: recordings.Recording) -> None:
+async def _ask(stage: Stage, question: recordings.Recording) -> bool:
     said = await stage.say(question.pcm(), recordings.RATE)
     await stage.finish(said)
-    await stage.wait_for("speaking", limit_s=6.0)
+    return await stage.wait_for("speaking", limit_s=6.0)
 
 
 def resident_mb(pid: int) -> float:

@@ -6,7 +6,7 @@ to the first audible sample at the loudspeaker.
 3. A gap is the heard length of a reply less its published length; it is the engine's when playout ran dry, else the
    machine's (a stalled loop, a starved browser), and then listed with the loop's lag.
 4. Uplink lateness is how much later the person's audio reached the engine's door than the fastest packet of the last
-   minute: jitter of the network, and what was waited for lost packets.
+   ten seconds: jitter of the network, and what was waited for lost packets.
 5. Utterances with pauses for thought are played afterwards: a reply that begins inside one is a premature end.
 """
 

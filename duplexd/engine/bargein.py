@@ -1,6 +1,7 @@
 """Decides what a voice over the reply is: an interruption, or a false alarm (DESIGN §6).
 
-Playout is frozen while this is being decided, so a wrong *wait* costs a pause and a wrong *advance* costs the reply.
+Playout is frozen while this is being decided, but for a moment after a false alarm and while the echo canceller learns.
+So a wrong *wait* costs a pause and a wrong *advance* costs the reply.
 The rules are tried in order; the first that applies decides:
 
     1. the person pressed stop                                       -> ADVANCE
@@ -30,7 +31,7 @@ class Decision(Enum):
 
 
 class VoiceView(msgspec.Struct, frozen=True):
-    """What is known of the voice that froze playout."""
+    """What is known of the voice over the reply."""
 
     source: str
     elapsed: Ticks  #: since the onset, on the input timeline
@@ -63,13 +64,12 @@ class BargeInTunables(msgspec.Struct, frozen=True):
 ACKNOWLEDGEMENTS = frozenset(
     ("er", "huh", "ah", "aha", "oh", "ooh", "aw", "wow", "okay", "ok", "yeah", "yep", "yes", "yup", "right", "sure")
 )
-#: Acknowledgements of more than one word: nothing else of the voice is left.
-ACKNOWLEDGING_PHRASES = frozenset(
-    (
-        *("i see", "i know", "i understand", "i agree", "got it", "of course", "go on", "makes sense", "sounds good"),
-        *("that's right", "that's true", "all right", "very good", "thank you", "thanks", "no way", "you're right"),
-    )
+_PHRASES = (
+    *("i see", "i know", "i understand", "i agree", "got it", "of course", "go on", "makes sense", "sounds good"),
+    *("that's right", "that's true", "all right", "very good", "thank you", "thanks", "no way", "you're right"),
 )
+#: What acknowledgements of more than one word leave when the words above have been taken out of them.
+ACKNOWLEDGING_PHRASES = frozenset(" ".join(w for w in p.split() if w not in ACKNOWLEDGEMENTS) for p in _PHRASES)
 #: Said over a reply, these are meant, however short.
 COMMANDS = frozenset(("stop", "wait", "pause", "quiet", "enough"))
 #: Short turns that people do take over somebody's words.

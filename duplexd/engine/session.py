@@ -3,7 +3,8 @@
 1. The session never waits: what it wants next is computed from its state (`wanted`), what it needs to know is in its
    state.
 2. An epoch check stands at every door: what comes back from a stage, what is handed to the next, what is published.
-3. While a voice over the reply is being judged (a `Contest`), generation is gated and the person's words grow a branch.
+3. While a voice that froze the reply is being judged (a `Contest`), generation is gated and the person's words grow a
+   branch.
 4. Every list here has a bound: latents by the arena, chunks by the lookahead, exchanges by the context.
 """
 
@@ -97,10 +98,11 @@ class Contest(msgspec.Struct):
     source: str
     hold: int  #: 0: nothing is held: nothing was audible, or the front end's detector rests
     onset: Ticks
-    position: Ticks  #: where the ear was when playout froze
+    position: Ticks  #: where the ear was when playout froze, or at the onset when nothing was frozen
     bound: Ticks
     assumed: bool
     answered: bool  #: the position is the listener's own
+    audible: bool  #: something of the reply was there to be heard when the voice began
     answer_by: Nanos
     branch: Context | None = None
     dialogue: Dialogue | None = None  #: what the dialogue would be after an advance
@@ -244,6 +246,7 @@ class Session:
             bound=fact.bound,
             assumed=fact.assumed,
             answered=measured or not fact.held,
+            audible=fact.held or self._plays,
             answer_by=Nanos(now + HOLD_ANSWER_MAX),
         )
         self.timeline.held = fact.held
@@ -734,7 +737,7 @@ class Session:
             certainty=utterance.certainty,
             transcribed=utterance.complete,
             reply_heard=heard > 0,
-            audible=contest.hold > 0 or self._plays,
+            audible=contest.audible,
             cancelled=self.echo_cancelled,
             reply_tail=tail,
         )
@@ -794,6 +797,7 @@ class Session:
                 bound=self.timeline.bound,
                 assumed=self.timeline.assumed,
                 answered=True,
+                audible=self._plays,
                 answer_by=now,
             )
         self._advance(now)
@@ -803,8 +807,10 @@ class Session:
         contest, reply = self.contest, self.reply
         assert contest is not None
         assert reply is not None
-        if not contest.hold:  # Nothing was frozen, so the ear has moved on since the onset.
-            contest.position = Ticks(max(contest.position, self.timeline.playback(now)))
+        if not contest.hold and self.timeline.playback(now) > contest.position:
+            # Nothing was frozen and the ear has moved on since the onset: how far is an estimate.
+            contest.position, contest.assumed = self.timeline.playback(now), True
+            contest.bound = Ticks(max(contest.bound, self.timeline.bound))
         at = Ticks(min(contest.position, self.timeline.published))
         heard = self._words_heard(contest)
         ambiguous = reply.ambiguous(at, contest.bound)
@@ -918,7 +924,7 @@ class Session:
         """Nothing new is generated while playout waits for the judgement of a voice, or the person's channel does not
         drain. A reply that plays on meanwhile (the voice froze nothing) must not run dry.
         """
-        waits = self.contest is not None and (self.contest.hold > 0 or not self._plays)
+        waits = self.contest is not None and (self.contest.hold > 0 or not self.contest.audible)
         return waits or self.stalled or self.timeline.held
 
     @property

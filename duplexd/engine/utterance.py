@@ -124,7 +124,7 @@ class Utterance:
         window, self.listening = self.listening, None
         if window is None:
             return
-        self.certainty = certainty
+        self.certainty, self._final_misses = certainty, 0
         if window.kind is ListenKind.FREEZE:
             self.frozen = newest(join(self.frozen, text), FROZEN_MAX)
             self.window_start = window.span.end

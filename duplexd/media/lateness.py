@@ -1,4 +1,4 @@
-"""Lateness: how much later media arrives than the fastest of the last minute. Jitter, and what was waited for it.
+"""Lateness: how much later media arrives than the fastest lately. Jitter, and what was waited for it.
 
 The clocks of sender and receiver share no origin, so the delay itself is unknown; its excess over the least one is not.
 """
@@ -14,9 +14,9 @@ JUMP = ticks_from_ms(10_000)  #: a stream whose timestamps jump further has begu
 
 
 class Lateness:
-    """Of one stream with a 48 kHz clock. Bound: the last `kept` arrivals (3000: a minute of 20 ms packets)."""
+    """Of one stream with a 48 kHz clock. Bound: the last `kept` arrivals (500: ten seconds of 20 ms packets)."""
 
-    def __init__(self, *, kept: int = 3000) -> None:
+    def __init__(self, *, kept: int = 500) -> None:
         self._delays: deque[int] = deque(maxlen=kept)  #: ns, with an unknown constant in it
         self._newest: int | None = None
         self._media = 0  #: unwrapped timestamp of the newest arrival

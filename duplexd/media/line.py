@@ -167,7 +167,7 @@ class Line:
         self._input_at = (Nanos(0), Ticks(0))
         self._next_assumed = Nanos(0)
         self._rest_until = Nanos(0)
-        self._waiting_voice: Ticks | None = None  #: onset of a voice that could hold nothing yet
+        self._waiting_voice: Ticks | None = None  #: onset of a voice over the reply that could hold nothing yet
         self._after_advance: deque[TextArrived] = deque()
         self._latency: LatencyMeasured | None = None
         self._sent_at = Nanos(0)
@@ -208,7 +208,8 @@ class Line:
             if self._may_hold(now):
                 self._order_hold(now, at=fact.at, source="server")
             else:
-                self._waiting_voice = fact.at
+                if self.hold is None and self.audible(now):
+                    self._waiting_voice = fact.at
                 self._out.append(self._voice_started(now, at=fact.at, source="server", place=self._ear(now)))
 
     def _order_hold(self, now: Nanos, *, at: Ticks, source: str) -> None:
@@ -333,7 +334,9 @@ class Line:
 
     def advance(self, news: AdvanceEpoch) -> None:
         self.playout.advance(news.epoch, news.at)
-        self.hold = None
+        # Also when the front end had begun this epoch by itself: what is played next is not held by anybody.
+        self.playout.held = False
+        self.hold = self._waiting_voice = None
         self._latency = None
         self._out.append(FlushOrder(news.hold, news.epoch, self.next_pts, news.at))
         self._release_texts()
@@ -348,7 +351,7 @@ class Line:
         self.playout.resume(self.hold.position)
         self._out.append(ResumeOrder(self.hold.hold, self.playout.epoch, self.next_pts))
         self._rest_until = Nanos(now + REHOLD_AFTER)
-        self.hold = None
+        self.hold = self._waiting_voice = None
         self._release_texts()
 
     def _release_texts(self) -> None:
@@ -403,7 +406,7 @@ class Line:
         else:
             self.playout.advance(Epoch(self.playout.epoch + 1), self.hold.position)
             self._out.append(FlushOrder(self.hold.hold, self.playout.epoch, self.next_pts, self.hold.position))
-            self.hold = None
+            self.hold = self._waiting_voice = None
             self._release_texts()
 
     def _assume(self, now: Nanos) -> None:
@@ -423,7 +426,6 @@ class Line:
             CursorReported(
                 self.session,
                 Cursor(place.epoch, place.position, observed_at),
-                self.playout.delivered,
                 buffer,
                 Nanos(max(0, now - observed_at)),
                 _bound(place, bound),

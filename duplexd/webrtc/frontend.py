@@ -1,7 +1,7 @@
 """The front end: people's connections on one side, the engine process on the other.
 
 1. Everything of one person lives in a `Visit`: peer, line, and what the page was told. A visit ends exactly once.
-2. An order of the fast channel is sent three times with one id (wire.py rule 2); the page acts on it once.
+2. An order of the fast channel is sent up to three times with one id (wire.py rule 2); the page acts on it once.
 3. Nothing here blocks: the only computing is voice detection (0.15 ms a block) and Opus.
 """
 

@@ -17,6 +17,7 @@ import logging
 import secrets
 import signal
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +36,7 @@ from duplexd.webrtc.supervisor import EngineState
 PAGE = Path(__file__).parent / "page"
 BODY_BYTES_MAX = 300_000
 PAGE_FILES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+POOL_THREADS = 4
 HEADERS = {
     "Cache-Control": "no-cache",
     "X-Content-Type-Options": "nosniff",
@@ -210,8 +212,7 @@ async def serve(config: Config, *, started: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. `started` is given the URL once the engine is loaded."""
     loop = asyncio.get_running_loop()
     guard_loop(loop)
-    # One thread reads the page's files: the pool's own bound would let it grow for the first fifty visitors.
-    loop.set_default_executor(ThreadPoolExecutor(max_workers=1, thread_name_prefix="duplexd-files"))
+    loop.set_default_executor(_pool())
     server = Server(config)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -237,6 +238,18 @@ async def serve(config: Config, *, started: Callable[[str], None]) -> None:
     finally:
         await server.frontend.stop()
         await runner.cleanup()
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Threads for files of the page, names of ICE servers and pictures (aiortc encodes there; voice does not).
+
+    All are started now: on demand they would come with the first visitors and look like a leak.
+    """
+    pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="duplexd-pool")
+    together = threading.Barrier(POOL_THREADS)
+    for _ in range(POOL_THREADS):
+        pool.submit(together.wait)
+    return pool
 
 
 async def _first(*waits: Any) -> None:

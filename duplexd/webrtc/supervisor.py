@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Any
 
@@ -69,6 +70,8 @@ class Supervisor:
         self.failure = ""  #: why the first start failed; an engine that never came up is not started again
         self._stopping = False
         self._burial: asyncio.Task[None] | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._waiter = ThreadPoolExecutor(1, thread_name_prefix="duplexd-engine-end")
         self._backoff_s = RESTART_MIN_S
         self._silent_since = Nanos(0)
 
@@ -124,12 +127,15 @@ class Supervisor:
     async def stop(self) -> None:
         """End the engine: it leaves by itself when the channel closes; killed when it does not."""
         self._stopping = True
+        if self._restart is not None:
+            self._restart.cancel()
         if self._burial is not None:
-            self._burial.cancel()
+            await self._burial
         process = self._process
         self._drop()
         if process is not None:
-            await asyncio.to_thread(_end, process, STOP_WITHIN_S)
+            await self._ended(process, STOP_WITHIN_S)
+        self._waiter.shutdown(wait=False)
 
     @property
     def pid(self) -> int | None:
@@ -179,6 +185,8 @@ class Supervisor:
             return
         self._silent_since = Nanos(0)
         for packet in packets:
+            if self._channel is None:
+                return  # The engine was lost over the packet before.
             self._take(unpack_news(packet))
 
     def _take(self, news: Any) -> None:
@@ -228,26 +236,36 @@ class Supervisor:
 
     async def _bury(self, process: subprocess.Popen[bytes] | None, reason: str) -> None:
         """See the dead engine off, tell its people why, start its successor; one that never came up has none."""
-        cause = _cause(await asyncio.to_thread(_end, process, DEAD_WITHIN_S) if process is not None else None)
+        cause = _cause(await self._ended(process, DEAD_WITHIN_S) if process is not None else None)
         if not self._was_ready:
             self.failure = f"the engine could not start ({cause}); its message stands above"
             self._became_ready.set()
             return
         log.error("the engine process ended (%s): %s", cause, reason)
+        if self._stopping:
+            return
+        self._restart = asyncio.get_running_loop().create_task(self._start_again())
         self._on_gone(f"the engine process ended ({cause}); it is being restarted")
+
+    async def _ended(self, process: subprocess.Popen[bytes], within_s: float) -> int | None:
+        """In a thread of its own: a slow name lookup in the shared pool must not keep people waiting for the news."""
+        return await asyncio.get_running_loop().run_in_executor(self._waiter, _end, process, within_s)
+
+    async def _start_again(self) -> None:
         await asyncio.sleep(self._backoff_s)
         self._backoff_s = min(RESTART_MAX_S, 2 * self._backoff_s)
         self.restarts += 1
         self.start()
 
 
-def _end(process: subprocess.Popen[bytes], within_s: float) -> int:
-    """Wait for a process whose channel is closed, then kill it. Returns its exit code."""
-    try:
-        return process.wait(timeout=within_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+def _end(process: subprocess.Popen[bytes], within_s: float) -> int | None:
+    """Wait for a process whose channel is closed, then kill it. Returns its exit code; None if even that took long."""
+    for _ in range(2):
+        try:
+            return process.wait(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return process.poll()
 
 
 def _cause(code: int | None) -> str:

@@ -3,7 +3,7 @@
 1. Channel `duplexd` is reliable and ordered: words, states, settings, errors.
 2. Channel `duplexd-fast` is unordered and never retransmitted: position reports, voice hints, hold, resume, flush. A
    lost packet on a reliable channel can cost a second (SCTP's minimum RTO), so each order of `duplexd-fast` carries
-   an id, is sent three times (at 0, 20 and 60 ms) and is acted on once.
+   an id, is sent up to three times (at 0, 20 and 60 ms) and is acted on once.
 3. Times the page measures are milliseconds of its own clock; RTP timestamps are u32 of the downlink audio (48 kHz).
 4. Positions on the session's timeline are ticks (1/48000 s) in whole numbers. Epochs only grow.
 5. An unknown field or type gets an `error` with the reason; the session goes on.
@@ -37,7 +37,7 @@ class Pos(FromPage, frozen=True, tag="pos"):
     passed_ms: float = 0.0  #: `muted`: how much sound behind `rtp` was let through before
     bound_ms: float = 20.0  #: `muted`: error bound of that
     epoch: int = 0  #: newest epoch the page has been told of
-    hold: int = 0  #: id of the hold this answers; the answer is authoritative for the cut
+    hold: int = 0  #: id of the hold this answers; `muted` must be true, and the answer is authoritative for the cut
     silent: bool = False  #: autoplay is blocked: nothing is being heard
 
 
@@ -49,8 +49,6 @@ class Voice(FromPage, frozen=True, tag="voice"):
     on: bool
     id: int  #: counts voice hints of this page; repeats of one id are one hint
     rtp: int = 0
-    age_ms: float = 0.0
-    playout_ms: float = 0.0
     muted: bool = False
     passed_ms: float = 0.0
     bound_ms: float = 20.0
@@ -73,8 +71,6 @@ class Stop(FromPage, frozen=True, tag="stop"):
 
     id: int
     rtp: int = 0
-    age_ms: float = 0.0
-    playout_ms: float = 0.0
     muted: bool = False
     passed_ms: float = 0.0
     bound_ms: float = 20.0

@@ -277,7 +277,7 @@ def report(simulation: Simulation, epoch: int, position: int) -> object:
     from duplexd.units import Ticks
 
     cursor = Cursor(Epoch(epoch), Ticks(position), Nanos(simulation.world.now() - 1))
-    return CursorReported(SessionId(1), cursor, Ticks(0), Ticks(0), Nanos(0), Ticks(0), False)
+    return CursorReported(SessionId(1), cursor, Ticks(0), Nanos(0), Ticks(0), False)
 
 
 def test_a_failing_stage_ends_its_reply_and_nothing_else() -> None:

@@ -241,6 +241,31 @@ def test_a_voice_that_began_while_the_server_rested_freezes_when_the_rest_is_ove
     assert scene.line.playout.held == bool(holds)
 
 
+def test_a_voice_that_has_interrupted_freezes_nothing_again() -> None:
+    """The page heard it first, the server's detector during the hold; the person talks on after the flush."""
+    scene = speaking()
+    scene.line.on_page_voice(1, at=Muted(scene.ear), now=scene.now)
+    scene.run(300, voice=True)
+    (started, *_) = scene.take(VoiceStarted)
+    scene.line.advance(AdvanceEpoch(SESSION, Epoch(1), started.cursor.position, started.hold, scene.now))
+    scene.clear()
+    scene.run(900, voice=True)
+
+    assert scene.take(HoldOrder) == []
+    assert scene.line.hold is None
+    assert not scene.line.playout.held
+
+
+def test_an_epoch_the_front_end_began_by_itself_is_held_by_nobody_when_the_engine_confirms_it() -> None:
+    scene = held()
+    scene.run(2200, voice=True)  # Nobody decides: the front end flushes by itself.
+    scene.line.playout.hold()
+    scene.line.advance(AdvanceEpoch(SESSION, Epoch(1), Ticks(0), 1, scene.now))
+
+    assert scene.line.playout.epoch == 1
+    assert not scene.line.playout.held
+
+
 def test_a_click_freezes_nothing() -> None:
     scene = speaking()
     scene.run(40, voice=True)
@@ -344,7 +369,7 @@ def test_a_report_says_what_is_heard_and_what_lies_between() -> None:
     (report,) = scene.take(CursorReported)
 
     assert report.cursor == Cursor(Epoch(0), Ticks(scene.ear), scene.now)
-    assert (report.delivered, report.buffer, report.bound) == (ticks_from_ms(500), LAG, BOUND)
+    assert (report.buffer, report.bound) == (LAG, BOUND)
     assert not report.assumed
 
 

@@ -97,7 +97,7 @@ def test_a_person_who_speaks_silences_the_character_before_the_server_says_so(se
     assert kinds.index("muted") < kinds.index("hold")
     assert len({m["id"] for m in hints}) == 1
     assert 1 <= len(hints) <= 3
-    assert len({(m["rtp"], m["age_ms"]) for m in hints}) == 1
+    assert len({(m["rtp"], m["passed_ms"]) for m in hints}) == 1
     assert first["heard"]
     assert first["struck"]
     assert first["text"] == f"{first['heard']} {first['struck']}"

@@ -332,8 +332,7 @@ export class Session {
     // In a pause of the character nothing plays, yet its next word must not come: the server's word counts as well.
     const interrupts = (playing || this.speaking) && this.options.bargeIn && !this.silent;
     const heard = interrupts ? this.gate.onset(performance.now()) : null; // mute first, then everything else
-    const where = heard ?? this.position() ?? {};
-    this.sendThrice({ t: "voice", on: true, id: this.voiceId, ...where, muted: heard !== null });
+    this.sendThrice({ t: "voice", on: true, id: this.voiceId, ...ending(heard) });
     this.on("voice", { on: true, muted: heard !== null, onset_ms_ago: onsetHops * 10, coupling, ear });
     if (heard === null) return undefined;
     this.ownMute = true;
@@ -352,9 +351,8 @@ export class Session {
   /** Stop: quiet at once, then tell the server where the sound ended. */
   stop() {
     const wasMuted = this.gate.muted;
-    this.gate.onset(performance.now());
-    const where = this.gate.heard(); // null before any packet: then nothing was heard that could be cut
-    this.sendThrice({ t: "stop", id: ++this.stopId, ...where, muted: where !== null });
+    if (this.position()) this.gate.onset(performance.now()); // before any packet there is nothing to mute and no cut
+    this.sendThrice({ t: "stop", id: ++this.stopId, ...ending(this.gate.muted ? this.gate.heard() : null) });
     if (!wasMuted) this.watchGate();
     this.report();
   }
@@ -439,6 +437,12 @@ export class Session {
     this.audio.muted = false;
     this.on("close", { reason });
   }
+}
+
+/** Where the sound ended, as `voice` and `stop` say it. */
+function ending(heard) {
+  if (!heard) return { muted: false };
+  return { muted: true, rtp: heard.rtp, passed_ms: heard.passed_ms, bound_ms: heard.bound_ms };
 }
 
 function bearer(token) {
