@@ -79,6 +79,7 @@ async def _half(stage: Stage, by: str, times: int, folder: Path | None) -> list[
     keep(folder, f"barge-in-{by}-loudspeaker", stage.rig.loudspeaker.recording(), report)
     keep(folder, f"barge-in-{by}-microphone", stage.rig.microphone.recording(), report)
     stage.require_whole_recordings()
+    await stage.require_living_engine()
     return done
 
 

@@ -37,6 +37,7 @@ async def bench(*, minutes: float, connects: int, model: str) -> dict[str, Any]:
         await stage.enter()
         readings = await _talk(stage, minutes)
         metrics = await stage.daemon.metrics()
+        await stage.require_living_engine()
         await stage.leave()
         for _ in range(connects):
             await stage.enter()
@@ -49,7 +50,6 @@ async def bench(*, minutes: float, connects: int, model: str) -> dict[str, Any]:
             "turns": int(metrics["duplexd_engine_turns"]),
             "interruptions": int(metrics["duplexd_engine_interruptions"]),
             "unanswered": sum(int(reading["unanswered"]) for reading in readings),
-            "engine_restarts": int(metrics["duplexd_frontend_engine_restarts"]),
             "connects": connects,
             "memory_mb": {name: _memory(readings, name) for name in stage.daemon.processes()},
             "not_returned": {name: [before[name], after[name]] for name in before if before[name] != after[name]},

@@ -160,6 +160,11 @@ class Stage(AsyncScoped):
                     "run again with less running beside it"
                 )
 
+    async def require_living_engine(self) -> None:
+        """No figure is published from a run in which the engine died: raises RigError with the daemon's own words."""
+        if deaths := (await self.daemon.metrics()).get("duplexd_frontend_engine_deaths", 0.0):
+            raise RigError(f"the engine died {deaths:.0f} times during the run; the daemon said:\n{self.daemon.said()}")
+
     def client(self) -> str:
         return f"Chromium {self.browser.version}, media element, PulseAudio null sink tap"
 

@@ -65,6 +65,7 @@ async def bench(*, turns: int, impaired: bool, model: str, folder: Path | None) 
         keep(folder, "talk-loudspeaker", stage.rig.loudspeaker.recording(), report)
         keep(folder, "talk-microphone", stage.rig.microphone.recording(), report)
         stage.require_whole_recordings()
+        await stage.require_living_engine()
     return report
 
 
