@@ -40,6 +40,7 @@ RESTART_MIN_S, RESTART_MAX_S = 1.0, 30.0
 #: A loaded engine answers every message within milliseconds; one that says nothing for this long while media flows to
 #: it is wedged, and is killed so that its people get an answer.
 SILENT_MAX = Nanos(10 * NANOS_PER_SECOND)
+WATCH_GAP_MAX = Nanos(2 * NANOS_PER_SECOND)
 
 log = logging.getLogger("duplexd.supervisor")
 
@@ -74,6 +75,7 @@ class Supervisor:
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="duplexd-engine-end")
         self._backoff_s = RESTART_MIN_S
         self._silent_since = Nanos(0)
+        self._watched_at = Nanos(0)
 
     # Life -----------------------------------------------------------------------------------------------
 
@@ -204,8 +206,13 @@ class Supervisor:
     # Death ------------------------------------------------------------------------------------------------
 
     def watch(self, now: Nanos, *, busy: bool) -> None:
-        """Called now and then: an engine that is fed and says nothing is wedged."""
-        if not busy or self.state is not EngineState.READY:
+        """Called now and then: an engine that is fed and says nothing is wedged.
+
+        After a moment in which this process stood still itself (a suspended machine) nothing is known of the engine.
+        """
+        stood_still = now - self._watched_at > WATCH_GAP_MAX
+        self._watched_at = now
+        if stood_still or not busy or self.state is not EngineState.READY:
             self._silent_since = Nanos(0)
         elif not self._silent_since:
             self._silent_since = now
