@@ -19,6 +19,7 @@ TICKS_PER_MS = 48
 NANOS_PER_SECOND = 1_000_000_000
 NANOS_PER_MS = 1_000_000
 INPUT_RATE = 16_000  #: the person's audio inside duplexd: mono, 16 kHz, int16 or float32 at full scale 1.0
+RTP_WRAP = 1 << 32
 BLOCK_SAMPLES = 512  #: it travels in blocks of 32 ms, which is exactly what the voice detector takes
 
 
@@ -34,6 +35,11 @@ class Span(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     def __contains__(self, position: int) -> bool:
         return self.start <= position < self.end
+
+
+def rtp_distance(a: int, b: int) -> int:
+    """Signed distance a - b of two RTP timestamps, right across a wrap (u32, RFC 3550 §5.1)."""
+    return (a - b + RTP_WRAP // 2) % RTP_WRAP - RTP_WRAP // 2
 
 
 def ticks_from_samples(samples: int, rate: int) -> Ticks:

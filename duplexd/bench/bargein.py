@@ -209,7 +209,9 @@ def _report(
         "ambiguous_words": sum(d.ambiguous for d in done),
         "ear_undecided": sum(d.ear_undecided for d in done),
         "cursor_error_ms": {
-            **{f"p{share:.0%}"[:-1]: percentile(errors, share) for share in (0.5, 0.95, 0.99)},
+            "p50": percentile(errors, 0.5),
+            "p95": percentile(errors, 0.95),
+            "p99": percentile(errors, 0.99),
             "count": len(errors),
         },
         "model": "clock",

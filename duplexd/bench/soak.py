@@ -76,26 +76,20 @@ async def _talk(stage: Stage, minutes: float) -> list[dict[str, float]]:
 async def _round(stage: Stage, number: int) -> int:
     """Four turns: one heard to its end, one stopped, one interrupted by the next question. How many had no answer."""
     questions = recordings.load("question")
-    answered = [await _ask(stage, questions[number % len(questions)])]
+    answered = [await stage.ask(questions[number % len(questions)])]
     await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
     await stage.type("Tell me something about the ocean.")
     answered.append(await stage.wait_for("speaking", limit_s=5.0))
     await asyncio.sleep(0.8)
     await stage.page.evaluate("window.duplexd.stop()")
     await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
-    answered.append(await _ask(stage, questions[(number + 1) % len(questions)]))
+    answered.append(await stage.ask(questions[(number + 1) % len(questions)]))
     await asyncio.sleep(0.5)
-    answered.append(await _ask(stage, questions[(number + 2) % len(questions)]))
+    answered.append(await stage.ask(questions[(number + 2) % len(questions)]))
     await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
     if not any(answered):
         raise RigError(f"nobody answered in round {number}; the daemon said:\n{stage.daemon.said()[-1000:]}")
     return answered.count(False)
-
-
-async def _ask(stage: Stage, question: recordings.Recording) -> bool:
-    said = await stage.say(question.pcm(), recordings.RATE)
-    await stage.finish(said)
-    return await stage.wait_for("speaking", limit_s=6.0)
 
 
 def resident_mb(pid: int) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from duplexd.bench import recordings
 from duplexd.bench.browser import Browser, PageClock, page_clock
 from duplexd.bench.daemon import Daemon
 from duplexd.bench.netem import ADDRESS_A, BadNetwork, Impairment
@@ -140,6 +141,12 @@ class Stage(AsyncScoped):
 
     async def say(self, pcm: NDArray[Any], rate: int) -> Said:
         return await asyncio.to_thread(self.rig.say, pcm, rate)
+
+    async def ask(self, question: recordings.Recording, *, limit_s: float = 6.0) -> bool:
+        """Speak it to its end; True when the answer begins within the limit."""
+        said = await self.say(question.pcm(), recordings.RATE)
+        await self.finish(said)
+        return await self.wait_for("speaking", limit_s=limit_s)
 
     async def disturb(self, pcm: NDArray[Any], rate: int) -> None:
         await asyncio.to_thread(self.rig.disturb, pcm, rate)

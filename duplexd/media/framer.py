@@ -19,12 +19,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from duplexd.units import BLOCK_SAMPLES, INPUT_RATE, Span, Ticks, ticks_from_samples
+from duplexd.units import BLOCK_SAMPLES, INPUT_RATE, RTP_WRAP, Span, Ticks, rtp_distance, ticks_from_samples
 
 _TICKS_PER_SAMPLE = 3  #: 48 kHz ticks in one 16 kHz sample
 FRAME_SAMPLES_MAX = 1920
 _BEHIND_SAMPLES_MAX = 3200
-_WRAP = 1 << 32  #: RTP timestamps are u32 (RFC 3550 §5.1)
 
 Samples = npt.NDArray[np.int16]
 
@@ -99,7 +98,7 @@ class Framer:
             raise ValueError(f"a frame is at most {FRAME_SAMPLES_MAX} mono samples, got shape {pcm.shape}")
         if len(pcm) == 0:
             return []
-        at = self._locate(rtp % _WRAP, len(pcm))
+        at = self._locate(rtp % RTP_WRAP, len(pcm))
         blocks = self._reach(at)
         self._place(pcm, at)
         return blocks + self._take(self._newest - self._wait)
@@ -120,7 +119,7 @@ class Framer:
         """Sample index of a timestamp, or the newest one when another stream takes over."""
         if self._rtp is None:
             self._rtp = rtp
-        step = (rtp - self._rtp + _WRAP // 2) % _WRAP - _WRAP // 2
+        step = rtp_distance(rtp, self._rtp)
         at = (self._rtp_tick + step) // _TICKS_PER_SAMPLE
         if abs(at - self._newest) > self._stream_gap_max or self._is_left_behind(at, rtp, samples):
             self.counts.streams += 1
@@ -138,8 +137,7 @@ class Framer:
         if at + samples > self._next:
             self._behind = 0
             return False
-        grown = (rtp - self._behind_rtp) % _WRAP
-        if self._behind == 0 or 0 < grown < _WRAP // 2:
+        if self._behind == 0 or rtp_distance(rtp, self._behind_rtp) > 0:
             self._behind_rtp, self._behind = rtp, self._behind + samples
         return self._behind > _BEHIND_SAMPLES_MAX
 

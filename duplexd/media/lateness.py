@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from duplexd.units import NANOS_PER_MS, Nanos, nanos_from_ticks, ticks_from_ms
+from duplexd.units import NANOS_PER_MS, Nanos, nanos_from_ticks, rtp_distance, ticks_from_ms
 
-_WRAP = 1 << 32  #: RTP timestamps are u32 (RFC 3550 §5.1)
 JUMP = ticks_from_ms(10_000)  #: a stream whose timestamps jump further has begun anew
 
 
@@ -23,7 +22,7 @@ class Lateness:
 
     def note(self, rtp: int, now: Nanos) -> None:
         """Media with RTP timestamp `rtp` was handed on at `now`."""
-        step = 0 if self._newest is None else (rtp - self._newest + _WRAP // 2) % _WRAP - _WRAP // 2
+        step = 0 if self._newest is None else rtp_distance(rtp, self._newest)
         if abs(step) > JUMP:
             self._delays.clear()
         self._newest = rtp

@@ -62,7 +62,16 @@ from duplexd.messages import (
     StateChanged,
     UserWords,
 )
-from duplexd.units import NANOS_PER_MS, Nanos, Ticks, nanos_from_ms, ticks_from_ms, ticks_from_nanos
+from duplexd.units import (
+    NANOS_PER_MS,
+    RTP_WRAP,
+    Nanos,
+    Ticks,
+    nanos_from_ms,
+    rtp_distance,
+    ticks_from_ms,
+    ticks_from_nanos,
+)
 from duplexd.webrtc import wire
 from duplexd.webrtc.peer import IceServer, MessageFault, Peer, PeerConfig
 from duplexd.webrtc.supervisor import EngineState, Supervisor
@@ -74,7 +83,6 @@ ADMISSION_WITHIN_S = 2.0
 TICK_S = 0.02
 RETRY_AFTER_S = 5
 STALL_BYTES = 262_144  #: this much unread on the reliable channel gates generation
-RTP_WRAP = 1 << 32
 PASSED_MAX_MS = 100.0  #: what a page may claim to have played of a packet of 20 ms, or to be wrong by
 BOUND_MIN_MS = 5.0  #: sound leaves the jitter buffer in steps of 10 ms: nobody knows better than half of one
 PLAYOUT_COUNTS = ("stale_samples", "underruns", "underrun_ticks", "dropped_samples")
@@ -242,8 +250,7 @@ class Visit:
         if origin is None:
             return 0
         near = self.line.next_pts
-        offset = (rtp - origin - near) % RTP_WRAP
-        return near + (offset - RTP_WRAP if offset >= RTP_WRAP // 2 else offset)
+        return near + rtp_distance(rtp, origin + near)
 
     def _rtp(self, pts: int) -> int:
         origin = self.peer.rtp_origin if self.peer is not None else None

@@ -30,7 +30,15 @@ import numpy as np
 
 from duplexd import clock
 from duplexd.errors import ConfigError
-from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, TICKS_PER_MS, TICKS_PER_SECOND, Nanos, ticks_from_nanos
+from duplexd.units import (
+    NANOS_PER_MS,
+    NANOS_PER_SECOND,
+    TICKS_PER_MS,
+    TICKS_PER_SECOND,
+    Nanos,
+    rtp_distance,
+    ticks_from_nanos,
+)
 from duplexd.webrtc.opus import (
     CONCEAL_QUANTUM,
     PACKET_TICKS_MAX,
@@ -252,7 +260,7 @@ class ReorderBuffer:
         return steps
 
     def _fill_hole(self, packet: VoicePacket, arrival: Nanos) -> list[Step]:
-        hole = _signed32(packet.timestamp - self._timestamp)
+        hole = rtp_distance(packet.timestamp, self._timestamp)
         if hole > max(0, BELIEF_MARGIN - self._lead(arrival)) or hole < -PACKET_TICKS_MAX:
             self._counts.disbelieved += 1
             self._timestamp = packet.timestamp
@@ -276,10 +284,10 @@ class ReorderBuffer:
         return steps
 
     def _decode(self, packet: VoicePacket) -> Decode:
-        overlap = max(0, _signed32(self._timestamp - packet.timestamp))
+        overlap = max(0, rtp_distance(self._timestamp, packet.timestamp))
         skip = min(packet.ticks, _whole(overlap + TICKS_PER_EAR_SAMPLE - 1, TICKS_PER_EAR_SAMPLE))
         end = (packet.timestamp + packet.ticks) & 0xFFFFFFFF
-        if _signed32(end - self._timestamp) > 0:
+        if rtp_distance(end, self._timestamp) > 0:
             self._timestamp = end
         ticks = packet.ticks - skip
         return Decode(at=self._take(ticks), ticks=ticks, payload=packet.payload, skip=skip)
@@ -309,10 +317,6 @@ def _whole(ticks: int, quantum: int) -> int:
 
 def _signed16(difference: int) -> int:
     return ((difference + 0x8000) & 0xFFFF) - 0x8000
-
-
-def _signed32(difference: int) -> int:
-    return ((difference + 0x80000000) & 0xFFFFFFFF) - 0x80000000
 
 
 # Decoding -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from duplexd.engine.simulator import SimNetwork
+from duplexd.engine.simulator import SimListener, SimNetwork
 from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
 from duplexd.messages import (
@@ -137,16 +137,22 @@ def test_a_click_over_the_reply_resumes_where_it_was() -> None:
     assert simulation.history()[1].words == 9
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_second_sound_after_a_false_alarm_neither_pauses_nor_starves_the_reply(seed: int) -> None:
-    """While the server's detector rests a sound freezes nothing: the reply is made on, without a gap, and is whole."""
+def two_sounds(seed: int, *, words: int, second_ms: float) -> tuple[Simulation, SimListener]:
+    """A click over the reply, and another sound while the server's detector still rests from it."""
     simulation = Simulation(seed=seed, until_ms=14_000)
     listener = simulation.connect()
     at = 1500 + 37 * seed
-    listener.type("say 15", at=ms(300), key="a")
+    listener.type(f"say {words}", at=ms(300), key="a")
     listener.say(beep(130), at=ms(at))
-    listener.say(beep(140), at=ms(at + 720))
+    listener.say(beep(second_ms), at=ms(at + 720))
     simulation.run()
+    return simulation, listener
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_second_sound_after_a_false_alarm_neither_pauses_nor_starves_the_reply(seed: int) -> None:
+    """While the server's detector rests a sound freezes nothing: the reply is made on, without a gap, and is whole."""
+    simulation, listener = two_sounds(seed, words=15, second_ms=140)
 
     assert simulation.core.monitor.values()["false_alarms"] == 2
     assert len(simulation.news(ResumePlayback)) == 1  # Nothing was held the second time.
@@ -157,13 +163,7 @@ def test_a_second_sound_after_a_false_alarm_neither_pauses_nor_starves_the_reply
 @pytest.mark.parametrize("seed", range(5))
 def test_an_interruption_during_the_rest_is_remembered_as_it_was_heard(seed: int) -> None:
     """A false alarm, and at once a person who means it: frozen when the rest is over, cut where the ear stood."""
-    simulation = Simulation(seed=seed, until_ms=14_000)
-    listener = simulation.connect()
-    at = 1500 + 37 * seed
-    listener.type("say 20", at=ms(300), key="a")
-    listener.say(beep(130), at=ms(at))
-    listener.say(beep(900), at=ms(at + 720))
-    simulation.run()
+    simulation, listener = two_sounds(seed, words=20, second_ms=900)
 
     remembered = [word for word in history_words(simulation) if word < 32]
     heard = [word for word in heard_words(listener) if word < 32]
