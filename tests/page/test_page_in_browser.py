@@ -265,6 +265,28 @@ def test_a_message_that_is_not_json_changes_nothing(serve: Serve, visit: Visit) 
     assert events(page, "something_new")
 
 
+def test_what_moves_all_the_time_restyles_no_word_of_a_long_conversation(serve: Serve, visit: Visit) -> None:
+    """Levels once were a property of the body: every 50 ms all words were styled anew, half a core after ten minutes."""
+    page = connected(visit(serve().url))
+    words = [{"text": f" word{i}", "start": i, "end": i + 1} for i in range(20)]
+    for reply in range(1000, 1030):
+        order(page, "duplexd", t="words", response=reply, first=0, words=words)
+    page.wait_for_function("document.querySelectorAll('.word').length === 600")
+    page.context.browser.start_tracing(page=page, categories=["devtools.timeline"])
+    # Until the microphone's noise has shown four levels.
+    page.wait_for_function(
+        """() => {
+            const shown = (window.levelsShown ??= new Set());
+            return shown.add(getComputedStyle(document.querySelector('#mic .meter')).transform).size >= 4;
+        }"""
+    )
+    trace = json.loads(page.context.browser.stop_tracing())
+    styled = [e["args"]["elementCount"] for e in trace["traceEvents"] if e["name"] == "UpdateLayoutTree"]
+
+    assert styled
+    assert max(styled) < 100
+
+
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
 def test_nothing_runs_out_of_the_screen(serve: Serve, visit: Visit, width: int) -> None:
     page = connected(visit(serve().url + "?vad=0", width=width, height=780))

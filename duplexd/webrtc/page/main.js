@@ -12,6 +12,7 @@ import { WordsView } from "./words.js";
 const EVENTS_MAX = 2000;
 const LOG_LINES_MAX = 200;
 const LATENCIES_MAX = 200;
+const FRAME_MS = 20; // and the rest of the screen's own frame
 const QUIET_EVENTS = new Set(["meter", "pong", "cursor", "words", "user", "heard"]); // too many for a log meant to be read
 const STATE_TEXT = {
   idle: "Not connected", connecting: "Connecting", ready: "Connected", listening: "Listening", thinking: "Thinking",
@@ -198,9 +199,16 @@ function unit(db) {
   return Math.min(1, Math.max(0, (db + 60) / 45));
 }
 
+/** Twenty times a second, so on the two shapes alone: a property of the body restyles every word of the transcript. */
 function showLevels(micDb, remoteDb) {
-  document.body.style.setProperty("--mic-level", unit(micDb).toFixed(2));
-  document.body.style.setProperty("--voice-level", unit(remoteDb).toFixed(2));
+  setLevel(document.querySelector("#mic .meter"), "--mic-level", unit(micDb));
+  setLevel(document.querySelector(".ring-live"), "--mic-level", unit(micDb));
+  setLevel(document.querySelector(".ring-live"), "--voice-level", unit(remoteDb));
+}
+
+function setLevel(element, name, level) {
+  const value = level.toFixed(2);
+  if (element.style.getPropertyValue(name) !== value) element.style.setProperty(name, value);
 }
 
 function showRtt() {
@@ -244,8 +252,10 @@ function onAudible() {
 
 // -- movement ---------------------------------------------------------------------------------------------------------
 
+/** The bar moves at half the rate of most screens: that looks as smooth, and the processor may be the character's too. */
 function animate() {
-  if (frame === null && document.visibilityState === "visible") frame = requestAnimationFrame(step);
+  if (frame !== null || document.visibilityState !== "visible") return;
+  frame = setTimeout(() => (frame = requestAnimationFrame(step)), FRAME_MS);
 }
 
 function step(now) {
