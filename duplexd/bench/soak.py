@@ -88,7 +88,11 @@ async def _round(stage: Stage, number: int) -> int:
     answered.append(await stage.ask(questions[(number + 2) % len(questions)]))
     await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
     if not any(answered):
-        raise RigError(f"nobody answered in round {number}; the daemon said:\n{stage.daemon.said()[-1000:]}")
+        raise RigError(
+            f"nobody answered in round {number}; the page shows {await stage.state()}, its last events are "
+            f"{(await stage.events('ended', 'error', 'closed', 'user', 'reply'))[-5:]}; the daemon said:\n"
+            f"{stage.daemon.said()[-1000:]}"
+        )
     return answered.count(False)
 
 

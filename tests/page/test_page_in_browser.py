@@ -266,7 +266,7 @@ def test_a_message_that_is_not_json_changes_nothing(serve: Serve, visit: Visit) 
 
 
 def test_what_moves_all_the_time_restyles_no_word_of_a_long_conversation(serve: Serve, visit: Visit) -> None:
-    """Levels once were a property of the body: every 50 ms all words were styled anew, half a core after ten minutes."""
+    """Levels were a property of the body: every 50 ms all words were styled anew, half a core after four minutes."""
     page = connected(visit(serve().url))
     words = [{"text": f" word{i}", "start": i, "end": i + 1} for i in range(20)]
     for reply in range(1000, 1030):
