@@ -29,6 +29,9 @@ WORDS = 24
 SEED = 20260629
 REPLY_LIMIT_S = 15.0
 CLEAR_MS = 60.0  #: a word that began this long after the flush belongs to the next reply, not to the old one
+#: Concealment of a lost packet stretches and repeats sound: the tone ear then hears scraps of tones nobody sent, 24 to
+#: 50 ms long, before and after the flush alike. On a bad network only something longer counts as a word.
+SCRAP_MS = 60.0
 EDGE_MS = 8.0  #: the tone ear's own error at a cut
 TONE_MS = tones.CLOCK_WORD_MS - tones.GAP_MS
 
@@ -127,7 +130,8 @@ async def _judge(stage: Stage, one: Interruption, *, begun: Nanos, onset: Nanos)
     one.stop_ms = round((heard.time_of(old[-1].end_sample) - onset) / NANOS_PER_MS, 1)
     one.cursor_error_ms = _cursor_error(told, flush, heard, old)
     late = words_heard(heard, told, after=Nanos(flush.at + round(CLEAR_MS * NANOS_PER_MS)), before=heard.end)
-    one.old_words_after_flush = len(late)
+    shortest = SCRAP_MS * heard.rate / 1000 if stage.network is not None else 0.0
+    one.old_words_after_flush = sum(word.end_sample - word.start_sample > shortest for word in late)
     finals = [h for h in await stage.events("heard", since=begun) if h["final"] and h["response"] == response]
     if finals:
         _compare(one, finals[0], heard, old)
