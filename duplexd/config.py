@@ -33,6 +33,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str = ""  #: bearer token that a page must give
     insecure: bool = False  #: allow a public address without a token
     sessions_max: int = 4
+    sessions_resident: int = (
+        0  #: whose whole contexts fit into the arena beside each other; 0: all; fewer: idle ones leave
+    )
+    place_wait_ms: float = 3000.0  #: how long a turn waits for a place in the arena before it is told busy
     model: str = "pocket"  #: model family, by entry point
     thinker: str = ""  #: pocket: another thinker, a GGUF file or a Hugging Face folder (Llama or Qwen architecture)
     device: str = "cpu"
@@ -100,6 +104,11 @@ def check(config: Config) -> Config:
     rules = [
         (0 <= config.port < 65_536, f"port is {config.port}; it lies in 0..65535"),
         (1 <= config.sessions_max <= 1024, f"sessions_max is {config.sessions_max}; it lies in 1..1024"),
+        (
+            0 <= config.sessions_resident <= config.sessions_max,
+            f"sessions_resident is {config.sessions_resident}; it lies in 0..{config.sessions_max} (sessions_max)",
+        ),
+        (0 <= config.place_wait_ms <= 60_000, f"place_wait_ms is {config.place_wait_ms}; it lies in 0..60000"),
         (
             config.voice_detector in ("auto", "silero", "energy"),
             f"voice_detector is {config.voice_detector!r}; it is auto, silero or energy",

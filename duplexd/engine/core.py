@@ -3,23 +3,30 @@
 1. `handle` and `handle_timer` take `now`; `timer` is None or strictly later than the last `now`.
 2. Everything to do comes out of `commands`, in order: `Launch` for the executor, all else for the front end.
 3. A fact about an unknown or closed session changes nothing and is counted.
+4. A think step runs only for a session with a place, on a context that is wholly in the arena. What is missing is
+   ordered here (a copy back, room for it), and the step is tried again when the copy has ended.
+5. Think steps of several sessions share one launch: whoever ranks next rides along. Each gets its own result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from duplexd.engine.bargein import BargeInRule
 from duplexd.engine.dialogue import Dialogue
 from duplexd.engine.monitor import Monitor
 from duplexd.engine.policy import SchedulingPolicy
+from duplexd.engine.residency import Residency, Transfer
 from duplexd.engine.scheduler import Scheduler
 from duplexd.engine.session import FEED_MAX, Session
 from duplexd.engine.stores import Stores
-from duplexd.engine.work import Launch, StageFailed, StageFinished, Work
+from duplexd.engine.work import Launch, Need, StageFailed, StageFinished, Work
 from duplexd.errors import SessionRefused
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, FenceId, SessionId, WorkId
 from duplexd.media.endpoint import EndpointRule
+from duplexd.memory.eviction import Verdict
+from duplexd.memory.pages import Move
 from duplexd.messages import (
     AdmitSession,
     ClientStalled,
@@ -43,11 +50,12 @@ from duplexd.messages import (
     VoiceStarted,
 )
 from duplexd.streams.graph import ModelPlan
-from duplexd.streams.stage import Role, ThinkJob
+from duplexd.streams.stage import MoveJob, Role, StageSpec, ThinkJob
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 
 PROGRESS_EVERY = Nanos(100 * NANOS_PER_MS)
 METRICS_EVERY = Nanos(NANOS_PER_SECOND)
+PAGES_A_STEP = 8  #: what one think step takes at most: its feed, the tokens it decodes, one page begun by a cut
 ANCHOR_SESSION = SessionId(0)  #: the anchor's prefill is nobody's session
 
 
@@ -63,6 +71,9 @@ class EngineCore:
         endpoint: EndpointRule,
         barge_in: BargeInRule,
         sessions_max: int,
+        residency: Residency,
+        place_wait: Nanos,
+        mover: StageSpec | None = None,
     ) -> None:
         self.plan = plan
         self.stores = stores
@@ -73,9 +84,13 @@ class EngineCore:
         self._endpoint = endpoint
         self._barge_in = barge_in
         self._sessions_max = sessions_max
-        self._scheduler = Scheduler(plan.stages, policy)
+        self.residency = residency
+        self._place_wait = place_wait
+        self._mover = mover
+        self._scheduler = Scheduler(plan.stages if mover is None else {**plan.stages, mover.name: mover}, policy)
         self._out: list[Any] = []
-        self._work_of: dict[WorkId, SessionId] = {}
+        self._work_of: dict[WorkId, tuple[SessionId, ...]] = {}
+        self._transfers: dict[WorkId, Transfer] = {}
         self._last_work = 0
         self._timers: dict[SessionId, Nanos] = {}
         self._now = Nanos(0)
@@ -143,6 +158,7 @@ class EngineCore:
                     allow_barge_in=fact.barge_in,
                     priority=fact.priority,
                     response_deadline=fact.response_deadline,
+                    place_wait=self._place_wait,
                     now=now,
                 )
             except SessionRefused as refused:
@@ -211,6 +227,7 @@ class EngineCore:
             self._closing[session.id] = session
         self.monitor.count("sessions_closed")
         self._watch_until = Nanos(self._now + 3 * METRICS_EVERY)
+        self._seat(self.residency.forget(session.id), self._now)
 
     def _touch(self, session: Session, now: Nanos) -> None:
         """Something about this session has changed: decide, then offer what it wants."""
@@ -219,6 +236,7 @@ class EngineCore:
             self._emit(EndSession(session.id, session.fault))
             self._close(session)
             return
+        self._place(session, now)
         self._scheduler.offer(session.id, session.wanted(now))
         at = session.timer(now)
         if at is None:
@@ -230,43 +248,174 @@ class EngineCore:
 
     def _handle_stage(self, event: StageFinished | StageFailed, now: Nanos) -> None:
         lane = self._scheduler.end(event.work)
-        session_id = self._work_of.pop(event.work)
         if isinstance(event, StageFinished):
             self.monitor.count("launches")
             self.monitor.count(f"busy_us_{lane}", (event.ended_at - event.started_at) // 1000)
-        if session_id == ANCHOR_SESSION:
+        if event.work in self._transfers:
+            self._transferred(event, now)
+            return
+        owners = self._work_of.pop(event.work)
+        if owners == (ANCHOR_SESSION,):
             self._warmed(event)
-        elif session_id in self._closing:
+            return
+        # All of a batch first, then what follows from it: nobody is asked while a neighbour's result still waits.
+        for session_id, own in zip(owners, _shares(event, len(owners)), strict=True):
+            self._tell(session_id, own, now)
+        for session_id in owners:
+            if session_id in self.sessions:
+                self._touch(self.sessions[session_id], now)
+
+    def _tell(self, session_id: SessionId, event: StageFinished | StageFailed, now: Nanos) -> None:
+        if session_id in self._closing:
             if self._closing[session_id].orphan(event):
                 del self._closing[session_id]
+        elif isinstance(event, StageFinished):
+            self.sessions[session_id].on_finished(event, now)
         else:
-            session = self.sessions[session_id]
-            if isinstance(event, StageFinished):
-                session.on_finished(event, now)
-            else:
-                session.on_failed(event, now)
-            self._touch(session, now)
+            self.sessions[session_id].on_failed(event, now)
 
     def _round(self, now: Nanos) -> None:
         """Every idle lane gets the most urgent work that can start."""
         share = 1.0 - self.stores.pages.free_count / self.stores.pages.spec.count
         for lane in self._scheduler.idle_lanes():
-            for work in self._scheduler.ranked(lane, now, share):
-                if self._launch(work, now):
+            ranked = self._scheduler.ranked(lane, now, share)
+            for index, work in enumerate(ranked):
+                if self._launch(work, ranked[index + 1 :], now):
                     break
 
-    def _launch(self, work: Work, now: Nanos) -> bool:
+    def _launch(self, work: Work, others: Sequence[Work], now: Nanos) -> bool:
         self._last_work += 1
         work_id = WorkId(self._last_work)
-        session = self.sessions[work.session]
-        launch = session.launch(work, work_id, now)
-        self._scheduler.offer(session.id, session.wanted(now))
+        launch = self._begin(work, work_id, now)
         if launch is None:
             return False
-        self._work_of[work_id] = session.id
+        owners, jobs = [work.session], list(launch.jobs)
+        for other in self._riders(work, others):
+            if len(jobs) == self.plan.stages[work.stage].batch_max:
+                break
+            if (own := self._begin(other, work_id, now)) is not None:
+                owners.append(other.session)
+                jobs += own.jobs
+        self._work_of[work_id] = tuple(owners)
         self._scheduler.begin(work_id, work.stage)
-        self._out.append(launch)
+        self._out.append(Launch(work_id, work.stage, tuple(jobs)))
         return True
+
+    def _riders(self, work: Work, others: Sequence[Work]) -> Iterator[Work]:
+        """Whose step may share a launch with this one: never so long a one that the most urgent would wait for it."""
+        if work.role is not Role.THINK:
+            return
+        seen = {work.session}
+        for other in others:
+            waits = work.need is not Need.INPUT and other.need is Need.INPUT
+            if other.role is Role.THINK and other.session not in seen and not waits:
+                seen.add(other.session)
+                yield other
+
+    def _begin(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
+        """One session's share of a launch; None when it cannot start now."""
+        session = self.sessions[work.session]
+        if work.role is Role.THINK and not session.thinking_context.readable:
+            self._restore(session, now, early=False)
+            return None
+        launch = session.launch(work, work_id, now)
+        if launch is None and work.role is Role.THINK:
+            self._make_room(PAGES_A_STEP, now)
+        self._scheduler.offer(session.id, session.wanted(now))
+        return launch
+
+    # Residency -------------------------------------------------------------------------------------------------------
+
+    def _place(self, session: Session, now: Nanos) -> None:
+        """Give it a place when it needs one, take the place back when it does not."""
+        if session.needs_place:
+            if not session.wants_place:
+                self._note_gap(session, now)
+            session.wants_place = True
+            had, session.has_place = session.has_place, self.residency.need(session.id)
+            if session.has_place and not had and not session.context.readable:
+                self._preload(session, now)
+        elif session.wants_place:
+            session.wants_place = session.has_place = False
+            pages = self.stores.pages.offloadable(session.context.id)
+            self.residency.index.note_playback(session.id, None if session.timeline.assumed else session.quiet_since)
+            self._seat(self.residency.rest(session.id, pages, now), now)
+
+    def _seat(self, seated: Sequence[SessionId], now: Nanos) -> None:
+        for session_id in seated:
+            self._touch(self.sessions[session_id], now)
+
+    def _note_gap(self, session: Session, now: Nanos) -> None:
+        if session.quiet_since is not None:
+            self.residency.index.note_reply_gap(session.id, Nanos(now - session.quiet_since))
+
+    def _preload(self, session: Session, now: Nanos) -> None:
+        """A person begins to speak to a character whose memory is away: bring it back now if that can hide."""
+        pages = self.stores.pages.away_pages(session.context.id)
+        verdict = self.residency.judge_preload(pages, queued=self._queued_moves())
+        self.monitor.count(f"preloads_{verdict.name.lower()}")
+        if verdict is Verdict.HIDEABLE:
+            self._restore(session, now, early=True)
+
+    def _queued_moves(self) -> Nanos:
+        assert self._mover is not None
+        pages = sum(transfer.pages for transfer in self._transfers.values())
+        return Nanos(self._mover.cost.predict_us(rows=len(self._transfers), units=pages) * 1000)
+
+    def _restore(self, session: Session, now: Nanos, *, early: bool) -> None:
+        """Order the copy back of all that is away, or room for it first."""
+        context = session.thinking_context
+        if context.moving is not None:
+            return
+        self._last_work += 1
+        work = WorkId(self._last_work)
+        moves = context.restore(work)
+        if moves is None:
+            self._make_room(self.stores.pages.away_pages(context.id), now)
+            return
+        self.monitor.count("restores_early" if early else "restores_late")
+        self._transfer(work, session, moves, leaving=False, now=now)
+
+    def _make_room(self, pages: int, now: Nanos) -> None:
+        """Order the copies out of those who are needed last; the pages are free when the copies have ended."""
+        ledger = self.stores.pages
+        for candidate in self.residency.choose(pages, free=ledger.free_count, now=now):
+            session = self.sessions[candidate.session]
+            self._last_work += 1
+            work = WorkId(self._last_work)
+            moves = session.context.offload(work, pages_max=pages)
+            left = ledger.offloadable(session.context.id)
+            self.residency.left(session.id, work, len(moves), still=left if moves else 0)
+            if moves:
+                self._transfer(work, session, moves, leaving=True, now=now)
+
+    def _transfer(self, work: WorkId, session: Session, moves: Sequence[Move], *, leaving: bool, now: Nanos) -> None:
+        assert self._mover is not None
+        self._transfers[work] = Transfer(session.context, leaving, len(moves), now)
+        job = MoveJob(
+            session=session.id,
+            epoch=session.timeline.epoch,
+            chunk=ChunkId(0),
+            condition=session.condition,
+            leaving=leaving,
+            moves=tuple((move.page, move.host) for move in moves),
+        )
+        self._scheduler.begin(work, self._mover.name)
+        self._out.append(Launch(work, self._mover.name, (job,)))
+
+    def _transferred(self, event: StageFinished | StageFailed, now: Nanos) -> None:
+        transfer = self._transfers.pop(event.work)
+        self.stores.fence_passed(FenceId(event.work))
+        self.residency.gone(event.work)
+        lost = isinstance(event, StageFailed)
+        transfer.context.moved(event.work, lost=lost)
+        self.monitor.count(
+            "transfers_failed" if lost else "pages_offloaded" if transfer.leaving else "pages_restored", transfer.pages
+        )
+        self.monitor.count("offload_us" if transfer.leaving else "restore_us", (now - transfer.ordered_at) // 1000)
+        for session in list(self.sessions.values()):
+            if session.has_place:
+                self._touch(session, now)
 
     def _emit(self, news: Any) -> None:
         self._out.append(news)
@@ -294,7 +443,7 @@ class EngineCore:
             feed=feed.tokens,
             steps=0,
         )
-        self._work_of[work] = ANCHOR_SESSION
+        self._work_of[work] = (ANCHOR_SESSION,)
         self._scheduler.begin(work, stage)
         self._out.append(Launch(work, stage, (job,)))
 
@@ -338,6 +487,11 @@ class EngineCore:
             "pages_free": float(usage.free),
             "pages_retiring": float(usage.retiring),
             "latents_held": float(self.stores.latents.spec.count - self.stores.latents.free_count),
+            "pages_away": float(
+                0 if self.stores.host is None else self.stores.host.spec.count - self.stores.host.free_count
+            ),
+            "places_taken": float(self.residency.seated_count),
+            "places_waited_for": float(self.residency.waiting_count),
             "ingest_held": float(self.stores.ingest.spec.count - self.stores.ingest.free_count),
         }
         values |= {f"tokens_{kind.value}": float(count) for kind, count in usage.tokens.items()}
@@ -345,3 +499,10 @@ class EngineCore:
         values["heard_ticks_open"] = float(sum(c.heard_ticks for c in chunks))
         values["discarded_ticks_open"] = float(sum(c.discarded_ticks for c in chunks))
         return Metrics(values)
+
+
+def _shares(event: StageFinished | StageFailed, owners: int) -> Iterator[StageFinished | StageFailed]:
+    """What each owner of a launch is told: all of it when it was alone, its own result in a shared one."""
+    if owners == 1 or isinstance(event, StageFailed):
+        return iter([event] * owners)
+    return (StageFinished(event.work, (result,), event.started_at, event.ended_at) for result in event.results)

@@ -17,7 +17,7 @@ import msgspec
 from duplexd.errors import ArenaFull
 from duplexd.ids import ContextId, FenceId, WorkId
 from duplexd.memory.classes import CacheClass
-from duplexd.memory.pages import PageLedger
+from duplexd.memory.pages import Move, PageLedger
 from duplexd.streams.graph import Dialect
 
 
@@ -134,7 +134,9 @@ class Context:
         self.ids: list[int] = list(ids)  #: tokens whose keys are in the arena or being written
         self.want: list[int] = list(ids)
         self.flight: WorkId | None = None
+        self.moving: WorkId | None = None  #: a copy between the arena and host memory under way
         self._reserved = 0
+        self._resident = 0  #: tokens that were resident when a restore began
         self._past = len(self.ids)  #: tokens before the flight
 
     def follow(self, tokens: Sequence[int]) -> None:
@@ -142,13 +144,24 @@ class Context:
         kept = common_prefix(self.ids, tokens)
         self.want = list(tokens)
         if kept < len(self.ids):
-            self._pages.cut(self.id, kept, after=self.fence)
+            self._pages.cut(self.id, kept, after=self.fences)
             del self.ids[kept:]
             self._reserved = 0
 
     @property
-    def fence(self) -> FenceId | None:
-        return None if self.flight is None else FenceId(self.flight)
+    def fences(self) -> tuple[FenceId, ...]:
+        """What may still write this context's pages."""
+        return tuple(FenceId(work) for work in (self.flight, self.moving) if work is not None)
+
+    @property
+    def away(self) -> int:
+        """Tokens in host memory."""
+        return self._pages.away_length(self.id)
+
+    @property
+    def readable(self) -> bool:
+        """All of it is in the arena and no copy is under way."""
+        return self.moving is None and not self.away
 
     @property
     def behind(self) -> int:
@@ -161,7 +174,7 @@ class Context:
         Decoding needs a token to begin with: when none is new (a reply is begun anew), the newest is fed again.
         """
         if steps and not self.behind:
-            self._pages.cut(self.id, len(self.ids) - 1, after=self.fence)
+            self._pages.cut(self.id, len(self.ids) - 1, after=self.fences)
             self.ids.pop()
         feed = tuple(self.want[len(self.ids) : len(self.ids) + feed_max])
         steps = steps if len(self.ids) + len(feed) == len(self.want) else 0
@@ -194,6 +207,32 @@ class Context:
             self._pages.cut(self.id, kept, after=None)
             del self.ids[kept:]
 
+    def offload(self, work: WorkId, *, pages_max: int) -> list[Move]:
+        """Let the last pages leave under a copy named `work`; none while something else is under way."""
+        if self.flight is not None or self.moving is not None:
+            return []
+        moves = self._pages.offload(self.id, pages_max=pages_max, fence=FenceId(work))
+        if moves:
+            self.moving, self._resident = work, len(self.ids) - self.away
+        return moves
+
+    def restore(self, work: WorkId) -> list[Move] | None:
+        """Take all of it back under a copy named `work`; None when pages are short."""
+        resident = len(self.ids) - self.away
+        moves = self._pages.restore(self.id, fence=FenceId(work))
+        if moves:
+            self.moving, self._resident = work, resident
+        return moves
+
+    def moved(self, work: WorkId, *, lost: bool) -> None:
+        """The copy has ended. What a failed one carried is lost: it is cut here and prefilled again."""
+        if work != self.moving:
+            return
+        self.moving = None
+        if lost and self._resident < len(self.ids):
+            self._pages.cut(self.id, self._resident, after=None)
+            del self.ids[self._resident :]
+
     def commit(self, upto: int) -> None:
         """Tokens below `upto` were heard or said: CURRENT -> RECENT."""
         self._pages.commit(self.id, min(upto, len(self.ids)))
@@ -212,7 +251,7 @@ class Context:
 
     def become(self, branch: Context) -> Context:
         """Advance: the branch is the trunk from now on, under the trunk's id. Returns the branch; this one is spent."""
-        self._pages.promote(branch.id, self.id, after=self.fence)
+        self._pages.promote(branch.id, self.id, after=self.fences)
         branch.id = self.id
         self.flight = None  # What still flies for the old trunk lands nowhere; its pages wait behind its fence.
         return branch
@@ -222,14 +261,14 @@ class Context:
         held = max(0, min(drop, len(self.ids) - anchor))
         if held:
             self._pages.commit(self.id, anchor + held)
-            self._pages.slide(self.id, held, after=self.fence)
+            self._pages.slide(self.id, held, after=self.fences)
             del self.ids[anchor : anchor + held]
             self._past = max(anchor, self._past - held)
         del self.want[anchor : anchor + drop]
 
     def close(self) -> None:
-        self._pages.close(self.id, after=self.fence)
-        self.flight = None
+        self._pages.close(self.id, after=self.fences)
+        self.flight = self.moving = None
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

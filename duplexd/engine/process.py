@@ -18,13 +18,15 @@ from duplexd.engine.core import EngineCore
 from duplexd.engine.live import LiveWorld
 from duplexd.engine.loop import drive
 from duplexd.engine.policy import POLICIES
-from duplexd.engine.stores import Stores
+from duplexd.engine.residency import Residency
+from duplexd.engine.stores import PAGES, Stores
 from duplexd.errors import ConfigError, DuplexdError
 from duplexd.media.endpoint import EndpointRule, Scale, default_rule
-from duplexd.memory.layout import ArenaLayout
+from duplexd.memory.layout import ArenaLayout, PartitionSpec, host_partition
 from duplexd.streams.graph import ModelPlan
-from duplexd.streams.stage import Role
-from duplexd.units import NANOS_PER_SECOND, Nanos, ticks_from_ms
+from duplexd.streams.mover import Mover, mover_spec
+from duplexd.streams.stage import Role, Stage, StageSpec
+from duplexd.units import NANOS_PER_SECOND, Nanos, nanos_from_ms, ticks_from_ms
 
 LOAD_WITHIN = Nanos(180 * NANOS_PER_SECOND)
 CLOSE_WITHIN = Nanos(2 * NANOS_PER_SECOND)
@@ -38,6 +40,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     media: MediaShape
     sessions_max: int
+    sessions_resident: int = 0  #: whose whole contexts fit into the arena beside each other; 0: all
+    place_wait_ms: float = 3000.0
     policy: str = "interaction"
     device: str = "cpu"
     model_options: dict[str, str] = {}
@@ -57,13 +61,25 @@ def load_plan(model: str, options: Mapping[str, str]) -> ModelPlan:
     return plan
 
 
-def layout_of(plan: ModelPlan, sessions_max: int) -> ArenaLayout:
-    return ArenaLayout(plan.partitions(sessions_max))
+def layout_of(plan: ModelPlan, sessions_max: int, sessions_resident: int = 0) -> ArenaLayout:
+    """The arena: pages for the resident sessions, everything else for all of them."""
+    resident = {spec.name: spec for spec in plan.partitions(sessions_resident or sessions_max)}
+    return ArenaLayout([resident[PAGES] if spec.name == PAGES else spec for spec in plan.partitions(sessions_max)])
 
 
-def stores_of(plan: ModelPlan, layout: ArenaLayout, *, out_slots: int) -> Stores:
-    pages = layout.partitions["pages"]
-    return Stores(layout, out_slots=out_slots, context_extents_max=pages.session_slots + pages.shared_slots)
+def host_of(layout: ArenaLayout, sessions_max: int) -> PartitionSpec | None:
+    """Host memory for the whole contexts of all sessions; None when they fit into the arena."""
+    pages = layout.partitions[PAGES]
+    resident = pages.sessions
+    if resident is None or resident >= sessions_max:
+        return None
+    return host_partition(pages, sessions_max * pages.session_slots)
+
+
+def stores_of(layout: ArenaLayout, *, out_slots: int, host: PartitionSpec | None = None) -> Stores:
+    pages = layout.partitions[PAGES]
+    extents = pages.session_slots + pages.shared_slots
+    return Stores(layout, out_slots=out_slots, context_extents_max=extents, host=host)
 
 
 def endpoint_of(plan: ModelPlan, silence_max_ms: float) -> EndpointRule:
@@ -83,16 +99,43 @@ def _capped(scale: Scale, ms: float) -> Scale:
     return Scale(*(min(ms, value) for value in scale.values))
 
 
+def stages_of(plan: ModelPlan, layout: ArenaLayout, sessions_max: int) -> dict[str, Stage]:
+    """The family's stages, and the mover when sessions may leave for host memory."""
+    stages = plan.build()
+    host = host_of(layout, sessions_max)
+    if host is not None:
+        mover = Mover(layout.partitions[PAGES], host)
+        stages[mover.spec.name] = mover
+    return stages
+
+
+def residency_of(layout: ArenaLayout, mover: StageSpec | None, *, sessions_max: int) -> Residency:
+    pages = layout.partitions[PAGES]
+    page_us = mover.cost.per_unit_us if mover is not None else 0
+    return Residency(
+        places=min(sessions_max, pages.sessions or sessions_max),
+        sessions_max=sessions_max,
+        page_bytes=pages.slot_bytes,
+        pages=pages.count - pages.shared_slots,
+        bytes_per_second=pages.slot_bytes * 1_000_000 // page_us if page_us else 0,
+    )
+
+
 def core_of(config: EngineConfig, plan: ModelPlan, layout: ArenaLayout) -> EngineCore:
     if config.policy not in POLICIES:
         raise ConfigError(f"there is no policy {config.policy!r}; there are {', '.join(POLICIES)}")
+    host = host_of(layout, config.sessions_max)
+    mover = None if host is None else mover_spec(layout.partitions[PAGES])
     return EngineCore(
         plan=plan,
-        stores=stores_of(plan, layout, out_slots=config.media.out_slots),
+        stores=stores_of(layout, out_slots=config.media.out_slots, host=host),
         policy=POLICIES[config.policy](),
         endpoint=endpoint_of(plan, config.silence_max_ms),
         barge_in=BargeInRule(BargeInTunables(voice_min=ticks_from_ms(config.voice_min_ms))),
         sessions_max=config.sessions_max,
+        residency=residency_of(layout, mover, sessions_max=config.sessions_max),
+        place_wait=nanos_from_ms(config.place_wait_ms),
+        mover=mover,
     )
 
 
@@ -110,11 +153,12 @@ def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
     # Lanes hand the interpreter over often: with the default of 5 ms a 0.1 ms copy waits behind a decoding step.
     sys.setswitchinterval(0.0005)
     plan = load_plan(config.model, config.model_options)
-    layout = layout_of(plan, config.sessions_max)
+    layout = layout_of(plan, config.sessions_max, config.sessions_resident)
     log.info("arena of %s\n%s", plan.name, layout.describe())
+    stages = stages_of(plan, layout, config.sessions_max)
     fences = Fences()
-    lanes = {spec.lane: HostLane(spec.lane, fences) for spec in plan.stages.values()}
-    executor = Executor(plan.build(), lanes, media)
+    lanes = {stage.spec.lane: HostLane(stage.spec.lane, fences) for stage in stages.values()}
+    executor = Executor(stages, lanes, media)
     executor.open()
     try:
         executor.load(Arena(layout, config.device), within=LOAD_WITHIN)

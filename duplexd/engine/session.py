@@ -150,6 +150,7 @@ class Session:
         allow_barge_in: bool,
         priority: int,
         response_deadline: Nanos,
+        place_wait: Nanos,
         now: Nanos,
     ) -> None:
         self.id = session
@@ -164,6 +165,10 @@ class Session:
         self.echo_cancelled = True  #: what the page says of its microphone
         self.priority = priority
         self.response_deadline = response_deadline
+        self.wants_place = False  #: as the core was last told
+        self.has_place = False  #: in the resident set: without it nothing is thought (see residency.py)
+        self.quiet_since: Nanos | None = None  #: when the last reply ended
+        self._place_wait = place_wait
         self.timeline = Timeline()
         self.chunks = ChunkTable()
         self.dialogue = Dialogue(plan.dialect)
@@ -650,7 +655,7 @@ class Session:
         self.chunks.hear(self.timeline.published)
         self._emit_history(reply, reply.words_heard, final=True)
         self._move_reply(ResponseState.COMPLETED)
-        self._end_reply(reply, reply.words_heard)
+        self._end_reply(reply, reply.words_heard, now=now)
         self._monitor.count("responses_completed")
         if self.waiting:
             text, ended_at = self.waiting.popleft()
@@ -677,7 +682,7 @@ class Session:
             )
         )
 
-    def _end_reply(self, reply: Reply, heard: int, *, words: str = "") -> None:
+    def _end_reply(self, reply: Reply, heard: int, *, now: Nanos, words: str = "") -> None:
         """Common end of a reply: its latents go behind the work that still reads them, the dialogue keeps what was
         heard.
 
@@ -695,6 +700,7 @@ class Session:
             self.dialogue.say(join(self._reopened_text, words))
         self.context.follow(self.dialogue.tokens())
         self.context.commit(len(self.context.ids))
+        self.quiet_since = now
         self._enter(TurnState.LISTENING)
 
     def _fail_reply(self, reason: str, now: Nanos) -> None:
@@ -709,7 +715,7 @@ class Session:
         self._emit_response(reason)
         self._emit_history(reply, heard, final=True)
         self._cut_timeline(at, hold=0, now=now)
-        self._end_reply(reply, heard)
+        self._end_reply(reply, heard, now=now)
         if self._reopened():
             self.dialogue.forget_turn()
             self.context.follow(self.dialogue.tokens())
@@ -821,16 +827,16 @@ class Session:
         branch, contest.branch = contest.branch, None
         reply.move(ResponseState.CANCELLED)
         self._emit_response("interrupted")
-        self._adopt(branch, reply, heard)
+        self._adopt(branch, reply, heard, now)
         self._monitor.count("interruptions")
 
-    def _adopt(self, branch: Context | None, reply: Reply, heard: int) -> None:
+    def _adopt(self, branch: Context | None, reply: Reply, heard: int, now: Nanos) -> None:
         """The branch, which holds what was heard and what the person said since, becomes the trunk."""
         stable = self.utterance.stable_text if self.utterance is not None else ""
         if branch is not None:
             self.context = self.context.become(branch)
         self.contest = None
-        self._end_reply(reply, heard, words=stable)
+        self._end_reply(reply, heard, now=now, words=stable)
 
     def _cut_timeline(self, at: Ticks, *, hold: int, now: Nanos) -> None:
         dropped = self.chunks.interrupt(at)
@@ -899,6 +905,10 @@ class Session:
         reply = self.reply
         if reply is not None and self._too_late(reply, now):
             self._fail_reply("no sound within the response deadline", now)
+        elif reply is not None and not self.has_place and now >= reply.accepted_at + self._place_wait:
+            waited = self._place_wait // NANOS_PER_MS
+            self._fail_reply(f"busy: others have all places in memory; waited {waited} ms for one", now)
+            self._monitor.count("responses_busy")
 
     def _too_late(self, reply: Reply, now: Nanos) -> bool:
         deadline = self.response_deadline
@@ -913,6 +923,8 @@ class Session:
         if reply is not None and not self._gated:
             if self.response_deadline and reply.published_at == 0:
                 times.append(Nanos(reply.accepted_at + self.response_deadline))
+            if not self.has_place:
+                times.append(Nanos(reply.accepted_at + self._place_wait))
             at = self._next_chunk_at(reply, now)
             if at is not None:
                 times.append(at)
@@ -926,6 +938,12 @@ class Session:
         """
         waits = self.contest is not None and (self.contest.hold > 0 or not self.contest.audible)
         return waits or self.stalled or self.timeline.held
+
+    @property
+    def needs_place(self) -> bool:
+        """The thinker is, or may at any moment be, needed: somebody speaks, or a reply is not over."""
+        busy = self.utterance is not None or self.reply is not None or bool(self.waiting)
+        return busy or self.context.behind > 0 or self.context.flight is not None
 
     @property
     def _plays(self) -> bool:
@@ -994,7 +1012,7 @@ class Session:
 
     def _context_behind(self) -> Context | None:
         """A context that must catch up with words, reply or not; decoding is another matter."""
-        if self._busy.get(Role.THINK):
+        if self._busy.get(Role.THINK) or not self.has_place:
             return None
         if self.contest is not None:
             branch = self.contest.branch
@@ -1011,7 +1029,7 @@ class Session:
         return ahead > self._budget(reply) + self._clause_pace.worst
 
     def _wants_thought(self, reply: Reply, now: Nanos) -> bool:
-        if reply.thought or self._busy.get(Role.THINK):
+        if reply.thought or self._busy.get(Role.THINK) or not self.has_place:
             return False
         return reply.chunks_published == 0 or not self._upstream_ahead(reply, now)
 
@@ -1074,6 +1092,8 @@ class Session:
                 return self._talk_job()
             case Role.RENDER:
                 return self._render_job()
+            case Role.MOVE:
+                raise ValueError(f"session {self.id} orders no copies between tiers; the core does")
 
     def _who(self, chunk: ChunkId = ChunkId(0)) -> dict[str, Any]:
         return {
@@ -1116,6 +1136,11 @@ class Session:
         oldest = max(0, utterance.input_end - self._plan.listen_max)
         start, samples = _samples(Span(Ticks(max(oldest, utterance.onset - PREFIX)), utterance.input_end))
         return JudgeJob(**self._who(), ring=self.ring.slot, start=start, samples=samples), utterance
+
+    @property
+    def thinking_context(self) -> Context:
+        """The context the next think step would run on."""
+        return self._context_behind() or self.context
 
     def _think_job(self, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
         context = self._context_behind()

@@ -186,7 +186,7 @@ class SimWorld:
 
 def _units(launch: Launch) -> int:
     job = launch.jobs[0]
-    return int(getattr(job, "steps", 0)) + len(getattr(job, "feed", ())) or 1
+    return int(getattr(job, "steps", 0)) + len(getattr(job, "feed", ())) + len(getattr(job, "moves", ())) or 1
 
 
 class SimListener:

@@ -14,7 +14,7 @@ from duplexd.errors import SessionRefused
 from duplexd.ids import Epoch, FenceId, SessionId
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.guards import After
-from duplexd.memory.layout import ArenaLayout
+from duplexd.memory.layout import ArenaLayout, PartitionSpec
 from duplexd.memory.ledger import Lease, SlotLedger
 from duplexd.memory.pages import PageLedger
 
@@ -24,12 +24,21 @@ INGEST, STATE, LATENTS, PAGES = "ingest", "state", "latents", "pages"
 class Stores:
     """Ledgers over the partitions `ingest`, `state`, `latents` and `pages` of a layout."""
 
-    def __init__(self, layout: ArenaLayout, *, out_slots: int, context_extents_max: int, copies_max: int = 64) -> None:
+    def __init__(
+        self,
+        layout: ArenaLayout,
+        *,
+        out_slots: int,
+        context_extents_max: int,
+        copies_max: int = 64,
+        host: PartitionSpec | None = None,
+    ) -> None:
         self.layout = layout
+        self.host = None if host is None else SlotLedger(host)
         self.ingest = SlotLedger(layout.partitions[INGEST])
         self.state = SlotLedger(layout.partitions[STATE])
         self.latents = SlotLedger(layout.partitions[LATENTS])
-        self.pages = PageLedger(layout.partitions[PAGES], pages_max=context_extents_max)
+        self.pages = PageLedger(layout.partitions[PAGES], pages_max=context_extents_max, host=self.host)
         self.out_slots = deque(range(out_slots))
         self.out_slots_count = out_slots
         self.copies_max = copies_max
@@ -62,8 +71,13 @@ class Stores:
         self.latents.discard(lease, after=after)
 
     def fence_passed(self, fence: FenceId) -> None:
-        for ledger in (self.ingest, self.state, self.latents, self.pages):
+        for ledger in self._ledgers:
             ledger.fence_passed(fence)
+
+    @property
+    def _ledgers(self) -> tuple[SlotLedger | PageLedger, ...]:
+        arena = (self.ingest, self.state, self.latents, self.pages)
+        return arena if self.host is None else (*arena, self.host)
 
     def pool_share(self, tokens: int) -> float:
         return tokens / self.pages.spec.rows
@@ -74,7 +88,7 @@ class Stores:
 
     def check(self) -> None:
         """Raises LedgerError when any ledger contradicts itself."""
-        for ledger in (self.ingest, self.state, self.latents, self.pages):
+        for ledger in self._ledgers:
             ledger.check()
         if len(self.out_slots) > self.out_slots_count or len(set(self.out_slots)) != len(self.out_slots):
             raise AssertionError(f"output slots are counted twice: {list(self.out_slots)}")

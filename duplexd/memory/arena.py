@@ -20,15 +20,17 @@ from duplexd.memory.ledger import Lease
 class Arena:
     """Storage for a layout.
 
-    Args:    device: a torch device name.
+    Args:    device: a torch device name. pinned: page-locked host memory, which a CUDA device copies from and to while
+             it computes; for a host tier beside a CUDA arena.
     Raises:  ArenaFull when the device has not enough memory; the text has the layout's table.
     """
 
-    def __init__(self, layout: ArenaLayout, device: str = "cpu") -> None:
+    def __init__(self, layout: ArenaLayout, device: str = "cpu", *, pinned: bool = False) -> None:
         self.layout = layout
         self.device = torch.device(device)
+        size = layout.total_bytes
         try:
-            self.buffer = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self.device).zero_()
+            self.buffer = torch.empty(size, dtype=torch.uint8, device=self.device, pin_memory=pinned).zero_()
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise ArenaFull(
                 f"{device} has no {layout.total_bytes:,} bytes for the arena ({error}); lower sessions_max:\n"

@@ -87,6 +87,18 @@ class PartitionSpec(msgspec.Struct, frozen=True):
         return (self.count - self.shared_slots) // self.session_slots if self.session_slots else None
 
 
+#: The partition of host memory beside an arena.
+HOST = "host"
+
+
+def host_partition(pages: PartitionSpec, count: int) -> PartitionSpec:
+    """Host memory for images of `count` pages of a `pages` partition; a slot is (*outer, page_tokens, *shape)."""
+    fields = tuple(
+        FieldSpec(field.name, (*field.outer, pages.page_tokens, *field.shape), field.dtype) for field in pages.fields
+    )
+    return PartitionSpec(HOST, PartitionKind.SLOTS, count, fields)
+
+
 class Placement(msgspec.Struct, frozen=True):
     """Where one field lies. `slot_axis` is the dimension of `shape` that slots (or token slots) index."""
 

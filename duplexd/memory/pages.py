@@ -6,6 +6,10 @@
    passed, and so is the page the cut goes through. Until then only token slots nobody was ever given follow on it.
 4. Anchors are the head of a table. They are not cut, not slid and not moved; they leave when the last context does.
 5. Everything a caller is refused is refused before anything changes.
+6. Offloaded tokens are always the end of a table: they leave suffix first and come back prefix first, so what is
+   resident is a prefix that attention could read. A table grows, forks and is read only when all of it is resident.
+7. A page on its way out is free once the copy has ended; a host slot on its way back likewise. A copy that failed has
+   lost what it carried: whoever ordered it cuts the table there.
 
 A table with pages of 4 tokens, after a pin at 6, a slide by 1 and a cut inside page 9 (anchor, recent, current):
 
@@ -24,11 +28,11 @@ from typing import NamedTuple
 import msgspec
 
 from duplexd.errors import ArenaFull, LedgerError
-from duplexd.ids import ContextId, FenceId
+from duplexd.ids import ContextId, FenceId, SlotId
 from duplexd.memory.classes import RULES, CacheClass, Eviction
 from duplexd.memory.guards import After, Freed, Guards, Passed, none_passed
 from duplexd.memory.layout import PartitionKind, PartitionSpec
-from duplexd.memory.ledger import Owner, Refusal
+from duplexd.memory.ledger import Lease, Owner, Refusal, SlotLedger
 
 
 class Extent(NamedTuple):
@@ -48,6 +52,21 @@ class Run(NamedTuple):
 
     label: CacheClass
     tokens: int
+
+
+class Away(NamedTuple):
+    """Tokens of one context in host memory: the image of one page, of which these tokens are this context's."""
+
+    lease: Lease  #: of a slot of the host partition
+    offset: int
+    tokens: int
+
+
+class Move(NamedTuple):
+    """One page to be copied between the arena and host memory, in the direction the order says."""
+
+    page: int
+    host: SlotId
 
 
 class _Slid(NamedTuple):
@@ -70,15 +89,24 @@ class Usage(msgspec.Struct, frozen=True):
 class _Context:
     """One block table."""
 
-    __slots__ = ("extents", "owner", "pinned", "runs", "slots", "writer")
+    __slots__ = ("away", "extents", "owner", "pinned", "runs", "slots", "writer")
 
     def __init__(self, owner: Owner, writer: int) -> None:
         self.owner = owner
         self.writer = writer  # names the table that may append to a page; it survives a change of ContextId
-        self.slots: array[int] = array("q")
+        self.slots: array[int] = array("q")  # of the resident tokens
         self.extents: list[Extent] = []
+        self.away: list[Away] = []  # tokens after the resident ones
         self.runs: list[Run] = []  # of the tokens after the pinned ones
         self.pinned = 0
+
+    @property
+    def away_tokens(self) -> int:
+        return sum(away.tokens for away in self.away)
+
+    @property
+    def length(self) -> int:
+        return len(self.slots) + self.away_tokens
 
 
 #: Lives longest first.
@@ -94,6 +122,7 @@ class PageLedger:
              one page partly filled, so a context bounded to n tokens needs n / page_tokens plus two per turn it keeps.
              contexts_max: contexts open at once, branches included.
              passed, freed: as for `SlotLedger`; `freed` is given token slots.
+             host: slots of host memory, one for the image of one page; None: nothing is ever offloaded.
     """
 
     def __init__(
@@ -104,12 +133,14 @@ class PageLedger:
         contexts_max: int = 4096,
         passed: Passed = none_passed,
         freed: Freed | None = None,
+        host: SlotLedger | None = None,
     ) -> None:
         if spec.kind is not PartitionKind.PAGES:
             raise LedgerError(f"partition {spec.name} has {spec.kind.value}; a PageLedger keeps pages")
         self.spec = spec
         self.pages_max = pages_max or spec.count
         self.contexts_max = contexts_max
+        self.host = host
         self.refusal: Refusal | None = None  #: why the last `append` said no; None after a yes
         self._page_tokens = spec.page_tokens
         self._freed = freed
@@ -143,7 +174,7 @@ class PageLedger:
 
         Raises:  ArenaFull when `contexts_max` are open; LedgerError unless pinned <= at <= length.
         """
-        trunk = self._context(context)
+        trunk = self._resident(context)
         self._check_position(context, trunk, at, "fork")
         self._check_contexts(trunk.owner)
         return self._register(self._branch(trunk, at, trunk.owner))
@@ -153,7 +184,7 @@ class PageLedger:
 
         Raises:  LedgerError when the branch is another owner's or lacks one of the trunk's anchors.
         """
-        new, old = self._context(branch), self._context(trunk)
+        new, old = self._resident(branch), self._resident(trunk)
         if new is old or new.owner != old.owner or new.slots[: old.pinned] != old.slots[: old.pinned]:
             raise LedgerError(f"context {branch} of session {new.owner} is no branch of context {trunk}")
         new.runs = _repinned(new.runs, new.pinned, old.pinned)
@@ -168,7 +199,9 @@ class PageLedger:
 
     def close(self, context: ContextId, *, after: After) -> None:
         """Drop a context, its anchors too. Pages others refer to stay. Raises LedgerError when it is not open."""
-        self._drop(self._context(context).extents, self._guards.pending(after))
+        table = self._context(context)
+        self._forget_away(table, table.away_tokens, after=after)
+        self._drop(table.extents, self._guards.pending(after))
         del self._contexts[context]
 
     def _check_contexts(self, owner: Owner) -> None:
@@ -202,7 +235,7 @@ class PageLedger:
 
         ANCHOR is no label to append with: append, then `pin`. Raises LedgerError for it and for tokens < 1.
         """
-        table = self._context(context)
+        table = self._resident(context)
         if tokens < 1 or label is CacheClass.ANCHOR:
             raise LedgerError(f"context {context}: cannot append {tokens} tokens as {label.value}")
         room = min(tokens, self._tail_room(table))
@@ -221,11 +254,14 @@ class PageLedger:
         """Drop the tokens from `at` on. Cost: O(pages dropped). Raises LedgerError unless pinned <= at <= length."""
         table = self._context(context)
         self._check_position(context, table, at, "cut")
-        surplus = len(table.slots) - at
+        surplus = table.length - at
+        if not surplus:
+            return
+        _trim_runs(table.runs, surplus)
+        surplus -= self._forget_away(table, surplus, after=after)
         if not surplus:
             return
         del table.slots[at:]
-        _trim_runs(table.runs, surplus)
         pending = self._guards.pending(after)
         dropped: list[Extent] = []
         while surplus:
@@ -246,16 +282,20 @@ class PageLedger:
         Raises:  LedgerError when there are fewer, or when one of them is of a class that does not slide (CURRENT).
         """
         table = self._context(context)
-        if not 0 <= drop <= len(table.slots) - table.pinned:
-            raise LedgerError(f"context {context} has {len(table.slots) - table.pinned} unpinned tokens, not {drop}")
+        if not 0 <= drop <= table.length - table.pinned:
+            raise LedgerError(f"context {context} has {table.length - table.pinned} unpinned tokens, not {drop}")
         if not drop:
             return
         runs = _without_first_runs(table.runs, drop)
         _check_sliding(context, table.runs[: len(table.runs) - len(runs) + 1], drop)
-        del table.slots[table.pinned : table.pinned + drop]
         table.runs = runs
+        resident = min(drop, len(table.slots) - table.pinned)
+        self._forget_oldest_away(table, drop - resident, after=after)
+        if not resident:
+            return
+        del table.slots[table.pinned : table.pinned + resident]
         pending = self._guards.pending(after)
-        table.extents, dropped, parted = self._slid(table.extents, table.pinned, drop)
+        table.extents, dropped, parted = self._slid(table.extents, table.pinned, resident)
         if parted is not None:
             self._guards.guard(parted, pending)
         self._drop(dropped, pending)
@@ -311,16 +351,17 @@ class PageLedger:
         self._filled[last.page] = last.end + tokens
         self._writers[last.page] = table.writer
 
-    def _fill_page(self, table: _Context, tokens: int) -> None:
+    def _fill_page(self, table: _Context, tokens: int, *, offset: int = 0) -> int:
         page = self._take(table.extents[-1].page + 1 if table.extents else 0)
-        first = page * self._page_tokens
+        first = page * self._page_tokens + offset
         table.slots.extend(range(first, first + tokens))
-        table.extents.append(Extent(page, 0, tokens))
+        table.extents.append(Extent(page, offset, tokens))
         self._references[page] = 1
-        self._filled[page] = tokens
+        self._filled[page] = offset + tokens
         self._writers[page] = table.writer
         self._owners[page] = table.owner
         self._owned[table.owner] = self._owned.get(table.owner, 0) + 1
+        return page
 
     def _take(self, wanted: int) -> int:
         if wanted in self._free:
@@ -355,19 +396,103 @@ class PageLedger:
             self._release(page)
         return len(self._free) - before
 
+    # Tiers -----------------------------------------------------------------------------------------------------------
+
+    def offloadable(self, context: ContextId) -> int:
+        """Pages at the end of a context that may leave: its own alone, behind its anchors, with nothing unheard on
+        them and nobody writing.
+        """
+        return len(self._leaving(self._context(context)))
+
+    def offload(self, context: ContextId, *, pages_max: int, fence: FenceId) -> list[Move]:
+        """Let the last pages of a context go to host memory, the last one first; fewer when host memory is short.
+
+        The caller launches a copy of every move under `fence`; each page is free once it has passed.
+        Raises:  LedgerError when this ledger has no host memory, or the context is not open.
+        """
+        table = self._context(context)
+        if self.host is None:
+            raise LedgerError(f"{self.spec.name} has no host memory to offload context {context} to")
+        moves = []
+        for extent in self._leaving(table)[:pages_max]:
+            lease = self.host.lease(table.owner, CacheClass.LONG_TERM, stage=self.spec.name)
+            if lease is None:
+                break
+            table.extents.pop()
+            del table.slots[len(table.slots) - extent.tokens :]
+            table.away.insert(0, Away(lease, extent.offset, extent.tokens))
+            self._drop([extent], self._guards.pending(fence))
+            moves.append(Move(extent.page, lease.slot))
+        return moves
+
+    def restore(self, context: ContextId, *, fence: FenceId) -> list[Move] | None:
+        """Take pages for all that is offloaded; None when there are too few, and `refusal` says why.
+
+        The caller launches a copy of every move under `fence`, and nothing reads the context before it has passed.
+        """
+        table = self._context(context)
+        self.refusal = self._refuse(table, len(table.away))
+        if self.host is None or self.refusal is not None:
+            return None
+        moves = []
+        for away in table.away:
+            page = self._fill_page(table, away.tokens, offset=away.offset)
+            self.host.discard(away.lease, after=self._guards.pending(fence))
+            moves.append(Move(page, away.lease.slot))
+        table.away.clear()
+        return moves
+
+    def _leaving(self, table: _Context) -> list[Extent]:
+        """Extents that may be offloaded, the last first."""
+        if any(label is CacheClass.CURRENT for label, _ in table.runs):
+            return []
+        leaving: list[Extent] = []
+        start = len(table.slots)
+        for extent in reversed(table.extents):
+            start -= extent.tokens
+            alone = self._references[extent.page] == 1 and extent.page not in self._guards
+            if start < table.pinned or not alone:
+                break
+            leaving.append(extent)
+        return leaving
+
+    def _forget_away(self, table: _Context, surplus: int, *, after: After) -> int:
+        """Drop up to `surplus` tokens from the offloaded end; returns how many went."""
+        gone = 0
+        while table.away and gone < surplus:
+            away = table.away.pop()
+            kept = away.tokens - (surplus - gone)
+            if kept > 0:
+                table.away.append(Away(away.lease, away.offset, kept))
+                return surplus
+            gone += away.tokens
+            assert self.host is not None
+            self.host.discard(away.lease, after=after)
+        return gone
+
+    def _forget_oldest_away(self, table: _Context, drop: int, *, after: After) -> None:
+        while drop:
+            away = table.away.pop(0)
+            if away.tokens > drop:
+                table.away.insert(0, Away(away.lease, away.offset + drop, away.tokens - drop))
+                return
+            drop -= away.tokens
+            assert self.host is not None
+            self.host.discard(away.lease, after=after)
+
     # Relabelling -----------------------------------------------------------------------------------------------------
 
     def pin(self, context: ContextId) -> None:
         """Everything so far becomes ANCHOR: from now on it is not cut, not slid, and not moved."""
-        table = self._context(context)
+        table = self._resident(context)
         table.pinned = len(table.slots)
         table.runs = []
 
     def commit(self, context: ContextId, upto: int) -> None:
         """CURRENT -> RECENT below token index `upto`: it was heard. Raises LedgerError beyond the end."""
         table = self._context(context)
-        if not 0 <= upto <= len(table.slots):
-            raise LedgerError(f"context {context} has {len(table.slots)} tokens; cannot commit up to {upto}")
+        if not 0 <= upto <= table.length:
+            raise LedgerError(f"context {context} has {table.length} tokens; cannot commit up to {upto}")
         runs: list[Run] = []
         start = table.pinned
         for label, tokens in table.runs:
@@ -380,21 +505,34 @@ class PageLedger:
     # Questions -------------------------------------------------------------------------------------------------------
 
     def slots(self, context: ContextId) -> bytes:
-        """Physical token slots, oldest first, int64 in the machine's (little-endian) order; a snapshot. O(length)."""
-        return self._context(context).slots.tobytes()
+        """Physical token slots, oldest first, int64 in the machine's (little-endian) order; a snapshot. O(length).
+
+        Raises:  LedgerError when some of the context is offloaded: what is not there cannot be read.
+        """
+        return self._resident(context).slots.tobytes()
 
     def length(self, context: ContextId) -> int:
-        """Tokens of the context; their positions are 0..length-1, given at read."""
-        return len(self._context(context).slots)
+        """Tokens of the context, offloaded ones too; their positions are 0..length-1, given at read."""
+        return self._context(context).length
+
+    def away_length(self, context: ContextId) -> int:
+        """Tokens of the context that are offloaded: its end."""
+        return self._context(context).away_tokens
 
     def pinned_length(self, context: ContextId) -> int:
         """Tokens at the head that are ANCHOR."""
         return self._context(context).pinned
 
+    def away_pages(self, context: ContextId) -> int:
+        """Pages that a restore of the context takes."""
+        return len(self._context(context).away)
+
     def labels(self, context: ContextId) -> list[Run]:
-        """Classes of all tokens, oldest first, as runs."""
+        """Classes of all tokens, oldest first, as runs. What is offloaded is LONG_TERM until it is back."""
         table = self._context(context)
-        return ([Run(CacheClass.ANCHOR, table.pinned)] if table.pinned else []) + list(table.runs)
+        resident = _first_runs(table.runs, len(table.slots) - table.pinned)
+        _extend_runs(resident, CacheClass.LONG_TERM, table.away_tokens)
+        return ([Run(CacheClass.ANCHOR, table.pinned)] if table.pinned else []) + resident
 
     def owner(self, context: ContextId) -> Owner:
         return self._context(context).owner
@@ -446,11 +584,20 @@ class PageLedger:
             raise LedgerError(f"context {context} of {self.spec.name} is not open")
         return table
 
+    def _resident(self, context: ContextId) -> _Context:
+        table = self._context(context)
+        if table.away:
+            raise LedgerError(
+                f"{table.away_tokens} of {table.length} tokens of context {context} (session {table.owner}) are "
+                "offloaded; restore them first"
+            )
+        return table
+
     @staticmethod
     def _check_position(context: ContextId, table: _Context, at: int, verb: str) -> None:
-        if not table.pinned <= at <= len(table.slots):
+        if not table.pinned <= at <= table.length:
             raise LedgerError(
-                f"cannot {verb} context {context} at token {at}: it has {len(table.slots)} tokens, "
+                f"cannot {verb} context {context} at token {at}: it has {table.length} tokens, "
                 f"{table.pinned} of them pinned"
             )
 
@@ -494,7 +641,7 @@ class PageLedger:
         laid = chain.from_iterable(
             range(page * size + offset, page * size + offset + tokens) for page, offset, tokens in table.extents
         )
-        if list(laid) != list(table.slots) or sum(run.tokens for run in table.runs) + table.pinned != len(table.slots):
+        if list(laid) != list(table.slots) or sum(run.tokens for run in table.runs) + table.pinned != table.length:
             raise LedgerError(f"context {identity}: its {len(table.slots)} tokens, extents and classes disagree")
         if any(extent.end > size or extent.tokens < 1 for extent in table.extents):
             raise LedgerError(f"context {identity} has an extent outside its page")

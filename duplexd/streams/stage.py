@@ -29,6 +29,7 @@ class PayloadKind(Enum):
     HIDDEN_STATE = "hidden_state"
     CODEC_CODE = "codec_code"
     LATENT = "latent"
+    KEYS = "keys"  #: keys and values of a context
 
 
 class Role(Enum):
@@ -40,6 +41,7 @@ class Role(Enum):
     THINK = "think"  #: tokens in (prefill), tokens out (decode), one growing context
     TALK = "talk"  #: a clause of text -> latents and the span of every word
     RENDER = "render"  #: latents -> one chunk of PCM in an output slot
+    MOVE = "move"  #: pages of a context between the arena and host memory
 
 
 class Cut(Enum):
@@ -132,6 +134,13 @@ class RenderJob(Job, frozen=True, tag=True):
     slot: int  #: shared-memory output slot to fill with int16 PCM
 
 
+class MoveJob(Job, frozen=True, tag=True):
+    """Copy pages of one context to host memory, or back."""
+
+    leaving: bool  #: True: arena -> host
+    moves: tuple[tuple[int, SlotId], ...]  #: (page, host slot)
+
+
 # Results ----------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +181,10 @@ class TalkResult(Result, frozen=True, tag=True):
 
 class RenderResult(Result, frozen=True, tag=True):
     samples: int
+
+
+class MoveResult(Result, frozen=True, tag=True):
+    pages: int
 
 
 class Stage(Protocol):

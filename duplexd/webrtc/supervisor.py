@@ -114,6 +114,8 @@ class Supervisor:
                 "model": config.model,
                 "media": shape,
                 "sessions_max": config.sessions_max,
+                "sessions_resident": config.sessions_resident,
+                "place_wait_ms": config.place_wait_ms,
                 "policy": config.policy,
                 "device": config.device,
                 "model_options": options,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from duplexd.channel import MediaShape
 from duplexd.engine.core import EngineCore
 from duplexd.engine.loop import drive
-from duplexd.engine.process import EngineConfig, core_of, layout_of
+from duplexd.engine.process import EngineConfig, core_of, layout_of, stages_of
 from duplexd.engine.simulator import SimListener, SimNetwork, SimWorld
 from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
@@ -48,16 +48,25 @@ class Simulation:
         seed: int = 1,
         until_ms: float = 20_000,
         sessions_max: int = 4,
+        sessions_resident: int = 0,
+        place_wait_ms: float = 3000.0,
         policy: str = "interaction",
         fails: Callable[[Launch], str] | None = None,
     ) -> None:
         self.plan = clock_plan()
-        layout = layout_of(self.plan, sessions_max)
+        layout = layout_of(self.plan, sessions_max, sessions_resident)
         media = MediaShape(in_slots=64, in_samples=512, out_slots=8 * sessions_max, out_samples=RATE)
-        config = EngineConfig(model="clock", media=media, sessions_max=sessions_max, policy=policy)
+        config = EngineConfig(
+            model="clock",
+            media=media,
+            sessions_max=sessions_max,
+            sessions_resident=sessions_resident,
+            place_wait_ms=place_wait_ms,
+            policy=policy,
+        )
         self.core: EngineCore = core_of(config, self.plan, layout)
         self.arena = Arena(layout)
-        stages = self.plan.build()
+        stages = stages_of(self.plan, layout, sessions_max)
         for stage in stages.values():
             stage.load(self.arena)
         self.world = SimWorld(stages=stages, rng=Random(seed), until=ms(until_ms), fails=fails)

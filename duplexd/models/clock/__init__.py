@@ -49,7 +49,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
 STAGES = (
     StageSpec("copy", Role.COPY, "copy", PayloadKind.AUDIO, PayloadKind.AUDIO, CostModel(50, 20), batch_max=8),
     StageSpec("ears", Role.LISTEN, "listen", PayloadKind.AUDIO, PayloadKind.TEXT, CostModel(500, 0, 2000)),
-    StageSpec("think", Role.THINK, "think", PayloadKind.TEXT, PayloadKind.TEXT, CostModel(200, 0, 50)),
+    StageSpec("think", Role.THINK, "think", PayloadKind.TEXT, PayloadKind.TEXT, CostModel(200, 0, 50), batch_max=8),
     StageSpec("talk", Role.TALK, "voice", PayloadKind.TEXT, PayloadKind.LATENT, CostModel(200)),
     StageSpec("render", Role.RENDER, "voice", PayloadKind.LATENT, PayloadKind.AUDIO, CostModel(300, 0, 100)),
 )

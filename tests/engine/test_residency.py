@@ -1,0 +1,157 @@
+"""More sessions than the arena has whole contexts for: who talks has a place, who rests may leave, nobody is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from duplexd.engine.work import Launch
+from duplexd.ids import SessionId
+from duplexd.messages import ResponseChanged, ResponseState
+from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
+
+COMPLETED, FAILED = ResponseState.COMPLETED, ResponseState.FAILED
+PLACE_WAIT_MS = 1500.0
+
+
+@pytest.fixture(autouse=True)
+def small_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five pages a session: a few short turns fill the arena."""
+    monkeypatch.setattr("duplexd.models.clock.PAGES_PER_SESSION", 5)
+
+
+def crowd(sessions: int, resident: int, *, until_ms: float, fails: object = None) -> Simulation:
+    simulation = Simulation(
+        sessions_max=sessions,
+        sessions_resident=resident,
+        place_wait_ms=PLACE_WAIT_MS,
+        until_ms=until_ms,
+        fails=fails,  # type: ignore[arg-type]
+    )
+    for session in range(1, sessions + 1):
+        simulation.connect(session)
+    return simulation
+
+
+def ask(simulation: Simulation, session: int, words: int, *, at_ms: float) -> None:
+    simulation.world.listeners[SessionId(session)].type(f"say {words}", at=ms(at_ms), key=f"{session}-{at_ms}")
+
+
+def rounds(simulation: Simulation, sessions: int, *, turns: int, every_ms: float) -> None:
+    """Everybody asks in turn, again and again: a reply of three words (1.5 s) each time."""
+    for number in range(turns * sessions):
+        ask(simulation, 1 + number % sessions, 3, at_ms=1000 + every_ms * number)
+
+
+def require_all_completed(simulation: Simulation, sessions: Iterable[int], turns: int) -> None:
+    for session in sessions:
+        remembered = history_words(simulation, session)
+
+        assert list(simulation.final_states(session).values()) == [[COMPLETED]] * turns
+        assert remembered == heard_words(simulation.world.listeners[SessionId(session)])
+        assert len(remembered) == 3 * turns
+
+
+def reasons(simulation: Simulation, session: int) -> list[str]:
+    return [n.reason for n in simulation.news(ResponseChanged, session) if n.state is FAILED]
+
+
+def test_ten_sessions_talk_in_turn_on_memory_for_two() -> None:
+    """Two at once at most; everybody's turn comes three times, and everybody's history is what they heard."""
+    simulation = crowd(10, 2, until_ms=33_000)
+    rounds(simulation, 10, turns=3, every_ms=1000)
+    simulation.run()
+    counts = simulation.core.monitor
+
+    require_all_completed(simulation, range(1, 11), 3)
+    assert counts["pages_offloaded"] > 5
+    assert counts["pages_restored"] > 5
+    assert counts["transfers_failed"] == 0
+
+
+def test_whoever_finds_no_place_waits_and_is_answered() -> None:
+    """Three ask at once, two have places; the third is answered when one of them has heard its reply."""
+    simulation = crowd(3, 2, until_ms=6000)
+    ask(simulation, 1, 2, at_ms=1000)
+    ask(simulation, 2, 2, at_ms=1000)
+    ask(simulation, 3, 2, at_ms=1010)
+    simulation.run()
+
+    assert [simulation.final_states(session)[1] for session in (1, 2, 3)] == [[COMPLETED]] * 3
+
+
+def test_whoever_waits_too_long_is_told_busy_and_is_answered_later() -> None:
+    simulation = crowd(3, 2, until_ms=12_000)
+    ask(simulation, 1, 12, at_ms=1000)
+    ask(simulation, 2, 12, at_ms=1000)
+    ask(simulation, 3, 2, at_ms=1010)
+    ask(simulation, 3, 2, at_ms=9000)
+    simulation.run()
+
+    assert reasons(simulation, 3) == ["busy: others have all places in memory; waited 1500 ms for one"]
+    assert list(simulation.final_states(3).values()) == [[FAILED], [COMPLETED]]
+    assert simulation.final_states(1)[1] == simulation.final_states(2)[1] == [COMPLETED]
+
+
+@pytest.mark.parametrize("leaving", [True, False], ids=["on the way out", "on the way back"])
+def test_what_a_failed_copy_carried_is_prefilled_again(leaving: bool) -> None:
+    """Every third copy in one direction fails. Its tokens are lost from memory, not from the conversation."""
+    copies = 0
+
+    def fails(launch: Launch) -> str:
+        nonlocal copies
+        if launch.stage != "mover" or launch.jobs[0].leaving is not leaving:
+            return ""
+        copies += 1
+        return "the copy engine failed" if copies % 3 == 0 else ""
+
+    simulation = crowd(5, 1, until_ms=33_000, fails=fails)
+    rounds(simulation, 5, turns=3, every_ms=2000)
+    simulation.run()
+
+    require_all_completed(simulation, range(1, 6), 3)
+    assert simulation.core.monitor["transfers_failed"] > 0
+
+
+def test_a_voice_brings_memory_back_before_its_words_are_understood() -> None:
+    """Session 1 has left for the others; at the onset of its next voice the copy begins, hidden behind the voice."""
+    simulation = crowd(4, 1, until_ms=36_000)
+    ask(simulation, 1, 3, at_ms=1000)
+    for session in (2, 3, 4):
+        ask(simulation, session, 12, at_ms=3000 + 7000 * (session - 2))
+    simulation.world.listeners[SessionId(1)].say(beep(900), at=ms(23_500))
+    simulation.run()
+
+    assert simulation.core.monitor["preloads_hideable"] >= 1
+    assert simulation.core.monitor["restores_early"] >= 1
+    assert simulation.final_states(1)[2] == [COMPLETED]
+
+
+def test_sessions_that_leave_give_everything_back() -> None:
+    """They close while they are resident, away, in line and in the middle of a copy."""
+    simulation = crowd(6, 1, until_ms=16_000)
+    rounds(simulation, 6, turns=1, every_ms=1700)
+    for session in range(1, 7):
+        listener = simulation.world.listeners[SessionId(session)]
+        simulation.world.at(ms(11_000 + 2 * session), listener.leave)
+        ask(simulation, session, 3, at_ms=10_990)
+    simulation.run()
+    stores = simulation.core.stores
+
+    assert stores.pages.free_count == stores.pages.spec.count - 1
+    assert stores.host is not None
+    assert stores.host.free_count == stores.host.spec.count
+    assert simulation.core.residency.seated_count == simulation.core.residency.waiting_count == 0
+
+
+def test_think_steps_of_several_sessions_share_a_launch() -> None:
+    simulation = crowd(4, 4, until_ms=6000)
+    for session in range(1, 5):
+        ask(simulation, session, 4, at_ms=1000)
+    simulation.run()
+    batches = [len(launch.jobs) for _, launch in simulation.world.launches if launch.stage == "think"]
+
+    assert max(batches) > 1
+    for session in range(1, 5):
+        assert history_words(simulation, session) == heard_words(simulation.world.listeners[SessionId(session)])
