@@ -1,4 +1,4 @@
-"""The command line: `duplexd serve | fetch | doctor | config | bench talk | bench barge-in | bench soak`."""
+"""The command line: `duplexd serve | fetch | doctor | config | plan | bench talk | bench barge-in | bench soak`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
@@ -39,6 +40,12 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("names", nargs="*", help="weights to fetch; none: all")
     fetch.add_argument("--quiet", action="store_true", help="say nothing about what is there already")
     fetch.add_argument("--check", action="store_true", help="only verify what is there, by hash")
+    plan = _command(commands, "plan", plan_memory, "how many sessions a memory budget admits, and what takes the bytes")
+    plan.add_argument("--model", default="pocket", help="an installed family or a published size; default: pocket")
+    plan.add_argument("--memory", required=True, metavar="SIZE", help="what the device has left, such as 24GiB or 80GB")
+    plan.add_argument("--host-memory", default="0", metavar="SIZE", help="for idle sessions that leave the device")
+    plan.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the model")
+    plan.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
     from duplexd.bench.command import add_bench
 
     add_bench(commands)
@@ -98,6 +105,18 @@ def doctor(options: argparse.Namespace) -> int:
     from duplexd.doctor import examine
 
     return examine(config_of(options))
+
+
+def plan_memory(options: argparse.Namespace) -> int:
+    from duplexd.plan import show
+
+    return show(
+        model=options.model,
+        options=options.option,
+        memory=options.memory,
+        host_memory=options.host_memory,
+        file=options.json,
+    )
 
 
 def fetch_weights(options: argparse.Namespace) -> int:

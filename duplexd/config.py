@@ -17,6 +17,7 @@ from duplexd.errors import ConfigError
 ENVIRONMENT_PREFIX = "DUPLEXD_"
 #: Environment variables that are not options: where caches lie, and what tests set.
 ENVIRONMENT_OTHERS = frozenset({"DUPLEXD_HOME", "DUPLEXD_CONFIG", "DUPLEXD_TEST_KEEP"})
+SESSIONS_MAX = 1024  #: more than one engine thread can schedule within its round (DESIGN §11)
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 SECRET = "(set)"  #: shown instead of a secret
 
@@ -103,7 +104,10 @@ def check(config: Config) -> Config:
     """Ranges, and what must not be combined. Raises ConfigError."""
     rules = [
         (0 <= config.port < 65_536, f"port is {config.port}; it lies in 0..65535"),
-        (1 <= config.sessions_max <= 1024, f"sessions_max is {config.sessions_max}; it lies in 1..1024"),
+        (
+            1 <= config.sessions_max <= SESSIONS_MAX,
+            f"sessions_max is {config.sessions_max}; it lies in 1..{SESSIONS_MAX}",
+        ),
         (
             0 <= config.sessions_resident <= config.sessions_max,
             f"sessions_resident is {config.sessions_resident}; it lies in 0..{config.sessions_max} (sessions_max)",

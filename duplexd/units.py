@@ -3,13 +3,18 @@
 1. Media time is `Ticks`, 1/48000 s: exact at 8/16/24/48 kHz, at 24/25/30/50/60 fps and for 12.5 Hz codecs.
 2. Machine time is `Nanos` of the host's monotonic clock; every process of one host shares its origin.
 3. Floats of seconds appear only at the outermost edge (configuration, printed tables).
+4. Sizes are integer bytes; as text they say GB (10^9) or GiB (2^30), never a bare G.
 """
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from typing import NewType
 
 import msgspec
+
+from duplexd.errors import ConfigError
 
 Nanos = NewType("Nanos", int)
 Ticks = NewType("Ticks", int)
@@ -77,3 +82,28 @@ def nanos_from_ms(ms: float) -> Nanos:
 
 def ms_from_nanos(nanos: int) -> float:
     return nanos / NANOS_PER_MS
+
+
+_DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZES = _DECIMAL | {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def bytes_from_text(text: str) -> int:
+    """`24GiB`, `80 GB`, `1.5 TB` or a plain number of bytes, rounded down.
+
+    Raises:  ConfigError with the units there are.
+    """
+    found = _SIZE.fullmatch(text)
+    units = {name.lower(): value for name, value in _SIZES.items()}
+    if found is None or (found[2] or "B").lower() not in units:
+        raise ConfigError(f"{text!r} is no size: write a number and one of {', '.join(_SIZES)}, such as 24GiB or 80GB")
+    return int(Decimal(found[1]) * units[(found[2] or "B").lower()])
+
+
+def text_from_bytes(count: int) -> str:
+    """In the largest decimal unit that it fills, to a tenth: `68.0 GB`; whole GiB as they are: `24 GiB`."""
+    if count and count % _SIZES["GiB"] == 0:
+        return f"{count // _SIZES['GiB']} GiB"
+    name, value = max(((n, v) for n, v in _DECIMAL.items() if v <= max(count, 1)), key=lambda unit: unit[1])
+    return f"{count} B" if value == 1 else f"{count / value:.1f} {name}"

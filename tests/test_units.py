@@ -6,16 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duplexd.errors import ConfigError
 from duplexd.units import (
     NANOS_PER_SECOND,
     TICKS_PER_SECOND,
     Span,
     Ticks,
+    bytes_from_text,
     ms_from_nanos,
     ms_from_ticks,
     nanos_from_ms,
     nanos_from_ticks,
     samples_from_ticks,
+    text_from_bytes,
     ticks_from_ms,
     ticks_from_nanos,
     ticks_from_samples,
@@ -86,3 +89,33 @@ def test_spans_order_by_their_start() -> None:
     spans = [Span(Ticks(9), Ticks(10)), Span(Ticks(0), Ticks(20)), Span(Ticks(0), Ticks(5))]
 
     assert [(span.start, span.end) for span in sorted(spans)] == [(0, 5), (0, 20), (9, 10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("24GiB", 24 << 30),
+        ("80 GB", 80 * 10**9),
+        ("1.5tb", 15 * 10**11),
+        ("0.1 GB", 10**8),
+        ("1.0000000015kB", 1000),
+        ("7", 7),
+        ("7B", 7),
+    ],
+)
+def test_a_size_is_a_number_and_a_unit(text: str, count: int) -> None:
+    assert bytes_from_text(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GB", "24G", "-1GB", "1e9", "24 GiBs", "1,000", "٣GB", "nan"])
+def test_a_size_that_could_mean_two_things_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="24GiB or 80GB"):
+        bytes_from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (68 * 10**9, "68.0 GB"), (24 << 30, "24 GiB"), (1 << 20, "1.0 MB")],
+)
+def test_a_size_is_told_in_the_unit_that_fits_it(count: int, text: str) -> None:
+    assert text_from_bytes(count) == text

@@ -3,6 +3,7 @@
 1. Offsets are computed here, before anything is allocated; nobody else adds two sizes.
 2. Every field starts on a multiple of `ALIGNMENT`, whatever lies before it.
 3. A partition that names `session_slots` says the worst case of one session; the table says how many that admits.
+4. Partitions lie in the order of `Section`, whatever order a family names them in; within a section in its order.
 
     | weights | anchors | windows x sessions | ingest x sessions | pages | payloads | workspace |
     0         ^offset of a field                                                            total_bytes
@@ -42,6 +43,18 @@ class PartitionKind(Enum):
     PAGES = "pages"  #: pages of token slots for contexts that grow
 
 
+class Section(Enum):
+    """Parts of the allocation, in the order they lie in and are printed in (DESIGN §8)."""
+
+    WEIGHTS = "weights"
+    ANCHORS = "anchors"  #: pinned as long as their session lives
+    WINDOWS = "windows"  #: a past of fixed length: slots that slide, what a vocoder keeps between two chunks
+    INGEST = "ingest"  #: what the person said and showed
+    PAGES = "pages"  #: contexts that grow
+    PAYLOADS = "payloads"  #: what one stage hands to the next
+    WORKSPACE = "workspace"  #: scratch of running work
+
+
 class FieldSpec(msgspec.Struct, frozen=True):
     """One tensor of a partition, for example the keys of all layers."""
 
@@ -65,6 +78,7 @@ class PartitionSpec(msgspec.Struct, frozen=True):
     page_tokens: int = 0  #: tokens of one page; 0 unless `kind` is PAGES
     session_slots: int = 0  #: slots or pages one session may hold, retiring ones included; 0: not held per session
     shared_slots: int = 0  #: slots or pages no session holds (a prompt that all share)
+    section: Section | None = None  #: None: the usual one of its kind
 
     @property
     def rows(self) -> int:
@@ -99,6 +113,18 @@ def host_partition(pages: PartitionSpec, count: int) -> PartitionSpec:
     return PartitionSpec(HOST, PartitionKind.SLOTS, count, fields)
 
 
+_USUAL = {
+    PartitionKind.SLOTS: Section.PAYLOADS,
+    PartitionKind.RING: Section.WINDOWS,
+    PartitionKind.PAGES: Section.PAGES,
+}
+_ORDER = tuple(Section)
+
+
+def section_of(spec: PartitionSpec) -> Section:
+    return spec.section or _USUAL[spec.kind]
+
+
 class Placement(msgspec.Struct, frozen=True):
     """Where one field lies. `slot_axis` is the dimension of `shape` that slots (or token slots) index."""
 
@@ -110,7 +136,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class ArenaLayout:
-    """Offsets of all fields of all partitions, in the order given.
+    """Offsets of all fields of all partitions, section by section.
 
     Raises:  ConfigError naming the partition and the number that is wrong.
     """
@@ -120,7 +146,7 @@ class ArenaLayout:
         self.placements: dict[tuple[str, str], Placement] = {}
         self._end: dict[str, int] = {}
         offset = 0
-        for spec in partitions:
+        for spec in sorted(partitions, key=lambda spec: _ORDER.index(section_of(spec))):
             _check_partition(spec, self.partitions)
             self.partitions[spec.name] = spec
             for field in spec.fields:

@@ -68,6 +68,8 @@ class ModelPlan:
         cut: Cut,
         takes: tuple[str, ...] = ("audio", "text"),
         voice: str = "silero",
+        weights_bytes: int = 0,
+        weights_held: str = "",
     ) -> None:
         self.name = name
         self.stages = {spec.name: spec for spec in stages}
@@ -89,6 +91,8 @@ class ModelPlan:
         self.cut = cut
         self.takes = takes
         self.voice = voice  #: what tells voice in the person's audio: "silero" or "energy"
+        self.weights_bytes = weights_bytes  #: of all stages together, as far as headers and files tell
+        self.weights_held = weights_held  #: where they lie, in words
         _check(self)
 
     def stage(self, role: Role) -> StageSpec | None:

@@ -13,6 +13,7 @@ from thinker_fakes import Tiny, arena_for, random_weights, reference_logits, thi
 
 from duplexd.errors import ModelError
 from duplexd.models.pocket.checkpoint import ARCHITECTURES, GgufSource, llama3_factors, load_checkpoint
+from duplexd.models.pocket.decoder import Decoder, held_bytes
 from duplexd.models.pocket.gguffile import GgufFile
 from duplexd.models.pocket.linear import Precision, choose_precision
 from duplexd.models.pocket.thinker import Thinker
@@ -129,6 +130,26 @@ def test_blocks_stay_four_bits_by_default(tmp_path: Path) -> None:
 
     assert choose_precision("auto", load_checkpoint(blocks), cpu) is Precision.INT4
     assert choose_precision("auto", load_checkpoint(floats), cpu) is Precision.INT8
+
+
+@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.INT8, Precision.INT4], ids=lambda one: one.value)
+def test_a_decoder_holds_as_many_bytes_as_its_header_promises(tmp_path: Path, precision: Precision) -> None:
+    """`duplexd plan` counts the weights before any tensor is read."""
+    tiny = Tiny()
+    path = write_gguf(tmp_path / "q.gguf", tiny, random_weights(tiny), kind=gguf.GGMLQuantizationType.Q4_1)
+    checkpoint = load_checkpoint(path)
+    decoder = Decoder(checkpoint, precision=precision, context_max=16, device=torch.device("cpu"))
+    packed = 0 if precision is Precision.FLOAT32 else tiny.vocabulary * tiny.width  # the rough head's, inside an op
+
+    held = sum(map(matrix_bytes, decoder._layers)) + decoder.embedding.nbytes + matrix_bytes(decoder.head) + packed
+    assert held_bytes(checkpoint, precision) == held
+
+
+def matrix_bytes(part: object) -> int:
+    """Bytes of the matrices an object keeps, those of its inner objects included."""
+    if isinstance(part, torch.Tensor):
+        return part.nbytes if part.dim() > 1 else 0
+    return sum(map(matrix_bytes, vars(part).values())) if hasattr(part, "__dict__") else 0
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from duplexd.errors import ConfigError
 from duplexd.media.tones import CLOCK_WORD_MS
-from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
+from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
 from duplexd.models.clock.language import WORDS_PER_CLAUSE, ClockDialect
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.stage import CostModel, Cut, PayloadKind, Role, Stage, StageSpec
@@ -58,8 +58,12 @@ STAGES = (
 def _partitions(sessions: int) -> tuple[PartitionSpec, ...]:
     slots, pages = PartitionKind.SLOTS, PartitionKind.PAGES
     return (
-        PartitionSpec("ingest", slots, sessions, (FieldSpec("pcm", (RING_SAMPLES,)),), session_slots=1),
-        PartitionSpec("state", slots, sessions, (FieldSpec("end", (1,), "int64"),), session_slots=1),
+        PartitionSpec(
+            "state", slots, sessions, (FieldSpec("end", (1,), "int64"),), session_slots=1, section=Section.WINDOWS
+        ),
+        PartitionSpec(
+            "ingest", slots, sessions, (FieldSpec("pcm", (RING_SAMPLES,)),), session_slots=1, section=Section.INGEST
+        ),
         PartitionSpec("latents", slots, sessions * 4, (FieldSpec("words", (16,)),), session_slots=4),
         PartitionSpec(
             "pages",

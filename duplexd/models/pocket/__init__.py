@@ -15,7 +15,7 @@ from pathlib import Path
 
 from duplexd import weights
 from duplexd.errors import ConfigError
-from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
+from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.stage import Cut, Stage
 from duplexd.units import ticks_from_ms
@@ -29,6 +29,11 @@ REPLY_TOKENS_MAX = 72
 REPLY_SENTENCES_MAX = 2
 REPLY_WORDS_ENOUGH = 9
 THINK_STEPS = 4
+#: Files the stages read beside the thinker's.
+FILES = (
+    *("moonshine-encoder", "moonshine-decoder", "moonshine-tokenizer", "smart-turn"),
+    *("hibari", "hibari-oov", "hibari-vocab"),
+)
 CHUNK_RAMP = (ticks_from_ms(150), ticks_from_ms(200), ticks_from_ms(300))
 
 
@@ -65,6 +70,15 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         pages = -(-CONTEXT_MAX // PAGE_TOKENS) + SPARE_PAGES
         anchor = -(-len(mind.dialect.anchor()) // PAGE_TOKENS)
         return (
+            PartitionSpec("state", slots, sessions, voice.state_fields(), session_slots=1, section=Section.WINDOWS),
+            PartitionSpec(
+                "ingest",
+                slots,
+                sessions,
+                (FieldSpec("pcm", (ears.RING_SAMPLES,)),),
+                session_slots=1,
+                section=Section.INGEST,
+            ),
             PartitionSpec(
                 "pages",
                 PartitionKind.PAGES,
@@ -74,7 +88,6 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
                 session_slots=pages,
                 shared_slots=anchor,
             ),
-            PartitionSpec("ingest", slots, sessions, (FieldSpec("pcm", (ears.RING_SAMPLES,)),), session_slots=1),
             PartitionSpec(
                 "latents",
                 slots,
@@ -82,7 +95,6 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
                 voice.latent_fields(),
                 session_slots=LATENTS_PER_SESSION,
             ),
-            PartitionSpec("state", slots, sessions, voice.state_fields(), session_slots=1),
             mind.thinker.workspace(),
         )
 
@@ -106,4 +118,6 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         listen_max=ticks_from_ms(8000),
         cut=Cut.AT_CURSOR,
         voice="silero",
+        weights_bytes=mind.thinker.weights_bytes + sum(weights.WEIGHTS[name].bytes for name in FILES),
+        weights_held="held by the stages, beside the one allocation",
     )

@@ -106,6 +106,14 @@ def _dense(blocks: Blocks) -> Tensor:
     return torch.addcmul(blocks.low[..., None], codes, blocks.scale[..., None]).flatten(1)
 
 
+def parameter_bytes(precision: Precision) -> float:
+    """Bytes a parameter of a matrix takes as `hold` keeps it, with the bfloat16 copy for many rows."""
+    copy = 2.0
+    # Four bits, and a bfloat16 scale and zero for each group.
+    packed = {Precision.INT4: 0.5 + 4 / GROUP + copy, Precision.INT8: 1.0 + copy}
+    return packed.get(precision, float(precision.dtype.itemsize))
+
+
 def hold(matrix: Matrix, bias: Tensor | None, precision: Precision, device: torch.device) -> Linear:
     """Read one matrix and hold it in the given precision."""
     bias = None if bias is None else bias.to(device, precision.dtype)

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from duplexd import weights as store
 from duplexd.errors import ModelError
-from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
+from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
 from duplexd.models.pocket.checkpoint import DecoderShape, DecoderWeights, load_checkpoint
-from duplexd.models.pocket.decoder import Decoder, Row
+from duplexd.models.pocket.decoder import Decoder, Row, held_bytes
 from duplexd.models.pocket.gguffile import GgufFile
 from duplexd.models.pocket.linear import Precision, choose_precision
 from duplexd.models.pocket.persona import Persona, load_persona
@@ -119,7 +119,18 @@ class Thinker:
         size = (shape.layers, shape.kv_heads, self.context_max, shape.head_dim)
         dtype = "float64" if self.precision is Precision.FLOAT64 else "float32"
         fields = tuple(FieldSpec(name=name, shape=size, dtype=dtype) for name in ("keys", "values"))
-        return PartitionSpec(name=WORKSPACE, kind=PartitionKind.SLOTS, count=self.spec.batch_max, fields=fields)
+        return PartitionSpec(
+            name=WORKSPACE,
+            kind=PartitionKind.SLOTS,
+            count=self.spec.batch_max,
+            fields=fields,
+            section=Section.WORKSPACE,
+        )
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the loaded decoder will hold; read off the header."""
+        return held_bytes(self._weights, self.precision)
 
     def load(self, arena: Any) -> None:
         """Read and pack the weights (two seconds for 135 million), take the arena's views."""

@@ -1,0 +1,121 @@
+"""Sizing: how many sessions a byte budget admits, before anything is allocated (DESIGN §8).
+
+1. The budget holds the weights and the one allocation; what a device keeps for itself is not in it.
+2. Every session is counted at its worst case, as admission reserves it (DESIGN §5 rule 9).
+3. An idle session may leave to host memory with everything that is its own but the payloads: nothing of an idle session
+   is on its way from stage to stage. What all sessions share stays.
+4. One place of host memory stays free. Two sessions change places through it: the one that leaves is there before the
+   one that comes has gone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+import msgspec
+
+from duplexd.errors import ConfigError
+from duplexd.memory.layout import ArenaLayout, PartitionSpec, Section, section_of
+from duplexd.units import text_from_bytes
+
+#: What an idle session may take to host memory.
+LEAVES = frozenset({Section.ANCHORS, Section.WINDOWS, Section.INGEST, Section.PAGES})
+
+
+class Footprint(msgspec.Struct, frozen=True):
+    """What a model takes of a device."""
+
+    model: str
+    partitions: Callable[[int], tuple[PartitionSpec, ...]]  #: of so many sessions; never smaller for more of them
+    weights_bytes: int = 0  #: of weights outside the partitions
+    weights_held: str = ""  #: what they are, or where they lie, in words
+
+    def device_bytes(self, sessions: int) -> int:
+        return self.weights_bytes + ArenaLayout(self.partitions(sessions)).total_bytes
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One section of the table."""
+
+    section: Section
+    holds: str  #: its partitions
+    total_bytes: int  #: of all sessions, alignment included
+    session_bytes: int  #: worst case of one session; 0: not held per session
+
+
+class Sizing(msgspec.Struct, frozen=True):
+    """The answer: the table, section by section in layout order, and the sessions it admits."""
+
+    model: str
+    memory_bytes: int
+    host_bytes: int
+    rows: tuple[Row, ...]
+    total_bytes: int  #: sum of the rows; at most `memory_bytes`
+    session_bytes: int  #: sum of the rows
+    leaving_bytes: int  #: what one idle session takes to host memory
+    sessions_resident: int
+    sessions_all: int  #: resident ones and those in host memory
+    sessions_max: int  #: neither count is searched beyond it
+    scarcest: Section | None  #: takes most of one more session; None: nothing is held per session
+
+
+def size(footprint: Footprint, *, memory_bytes: int, host_bytes: int = 0, sessions_max: int) -> Sizing:
+    """The most sessions that fit, and what takes the bytes.
+
+    Args:    sessions_max: look no further; the sizes of a small model would admit more than anything can schedule.
+    Raises:  ConfigError when not even one session fits, with what one needs.
+    Cost:    O(log sessions_max) layouts.
+    """
+    resident = bisect_right(range(1, sessions_max + 1), memory_bytes, key=footprint.device_bytes)
+    if not resident:
+        raise ConfigError(_refusal(footprint, memory_bytes))
+    layout = ArenaLayout(footprint.partitions(resident))
+    rows = _rows(footprint, layout)
+    leaving = sum(row.session_bytes for row in rows if row.section in LEAVES)
+    places = max(0, host_bytes // leaving - 1) if leaving else 0
+    scarcest = max(rows, key=lambda row: row.session_bytes)
+    return Sizing(
+        model=footprint.model,
+        memory_bytes=memory_bytes,
+        host_bytes=host_bytes,
+        rows=rows,
+        total_bytes=footprint.weights_bytes + layout.total_bytes,
+        session_bytes=layout.session_bytes,
+        leaving_bytes=leaving,
+        sessions_resident=resident,
+        sessions_all=min(resident + places, sessions_max),
+        sessions_max=sessions_max,
+        scarcest=scarcest.section if scarcest.session_bytes else None,
+    )
+
+
+def _rows(footprint: Footprint, layout: ArenaLayout) -> tuple[Row, ...]:
+    """Sections that the model has; weights outside the partitions are in the first row."""
+    rows = []
+    for section in Section:
+        specs = [spec for spec in layout.partitions.values() if section_of(spec) is section]
+        names = [spec.name for spec in specs]
+        total = sum(layout.partition_bytes(name) for name in names)
+        if section is Section.WEIGHTS and footprint.weights_bytes:
+            total += footprint.weights_bytes
+            names.append(footprint.weights_held)
+        if names:
+            session = sum(spec.session_slots * spec.slot_bytes for spec in specs)
+            rows.append(Row(section, "; ".join(name for name in names if name), total, session))
+    return tuple(rows)
+
+
+def _refusal(footprint: Footprint, memory_bytes: int) -> str:
+    layout = ArenaLayout(footprint.partitions(1))
+    needed = footprint.weights_bytes + layout.total_bytes
+    parts = {
+        "weights": footprint.weights_bytes,
+        "workspace and shared parts": layout.total_bytes - layout.session_bytes,
+        "one session": layout.session_bytes,
+    }
+    sum_of = " + ".join(f"{name} {text_from_bytes(count)}" for name, count in parts.items() if count)
+    return (
+        f"{footprint.model} does not fit {text_from_bytes(memory_bytes)}: {sum_of} need {text_from_bytes(needed)} "
+        f"({needed} bytes)"
+    )
