@@ -61,8 +61,8 @@ def sentences(sizing: Sizing) -> list[str]:
     lines = [f"{resident}, as many as one engine takes" if capped else resident]
     if sizing.host_bytes:
         lines.append(
-            f"in all: {sizing.sessions_all}, while idle ones leave to {text_from_bytes(sizing.host_bytes)} of host "
-            f"memory with {text_from_bytes(sizing.leaving_bytes)} each"
+            f"in all: {sizing.sessions_all}, {sizing.sessions_resident_of_all} of them resident, while idle ones leave "
+            f"to {text_from_bytes(sizing.host_bytes)} of host memory with {text_from_bytes(sizing.leaving_bytes)} each"
         )
     row = next((row for row in sizing.rows if row.section is sizing.scarcest), None)
     if row is not None:

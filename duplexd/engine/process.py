@@ -22,7 +22,7 @@ from duplexd.engine.residency import Residency
 from duplexd.engine.stores import PAGES, Stores
 from duplexd.errors import ConfigError, DuplexdError
 from duplexd.media.endpoint import EndpointRule, Scale, default_rule
-from duplexd.memory.layout import ArenaLayout, PartitionSpec, host_partition
+from duplexd.memory.layout import ArenaLayout, PartitionSpec, host_partition, resident_layout
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.mover import Mover, mover_spec
 from duplexd.streams.stage import Role, Stage, StageSpec
@@ -63,8 +63,7 @@ def load_plan(model: str, options: Mapping[str, str]) -> ModelPlan:
 
 def layout_of(plan: ModelPlan, sessions_max: int, sessions_resident: int = 0) -> ArenaLayout:
     """The arena: pages for the resident sessions, everything else for all of them."""
-    resident = {spec.name: spec for spec in plan.partitions(sessions_resident or sessions_max)}
-    return ArenaLayout([resident[PAGES] if spec.name == PAGES else spec for spec in plan.partitions(sessions_max)])
+    return resident_layout(plan.partitions, sessions=sessions_max, resident=sessions_resident or sessions_max)
 
 
 def host_of(layout: ArenaLayout, sessions_max: int) -> PartitionSpec | None:

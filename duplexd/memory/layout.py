@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from math import prod
 
@@ -101,6 +101,9 @@ class PartitionSpec(msgspec.Struct, frozen=True):
         return (self.count - self.shared_slots) // self.session_slots if self.session_slots else None
 
 
+#: What a family gives: sessions -> partitions.
+Partitions = Callable[[int], tuple["PartitionSpec", ...]]
+
 #: The partition of host memory beside an arena.
 HOST = "host"
 
@@ -123,6 +126,13 @@ _ORDER = tuple(Section)
 
 def section_of(spec: PartitionSpec) -> Section:
     return spec.section or _USUAL[spec.kind]
+
+
+def resident_layout(partitions: Partitions, *, sessions: int, resident: int) -> ArenaLayout:
+    """A layout in which only `resident` of the sessions have pages at once; everything else is there for all."""
+    paged = {spec.name: spec for spec in partitions(resident)}
+    chosen = [paged[spec.name] if spec.kind is PartitionKind.PAGES else spec for spec in partitions(sessions)]
+    return ArenaLayout(chosen)
 
 
 class Placement(msgspec.Struct, frozen=True):

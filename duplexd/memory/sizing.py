@@ -2,37 +2,37 @@
 
 1. The budget holds the weights and the one allocation; what a device keeps for itself is not in it.
 2. Every session is counted at its worst case, as admission reserves it (DESIGN §5 rule 9).
-3. An idle session may leave to host memory with everything that is its own but the payloads: nothing of an idle session
-   is on its way from stage to stage. What all sessions share stays.
-4. One place of host memory stays free. Two sessions change places through it: the one that leaves is there before the
-   one that comes has gone.
+3. An idle session may leave to host memory with its pages; everything else that is its own stays in the arena, so more
+   sessions in all mean fewer resident ones.
+4. Every eighth session at least has a place: whoever sizes for more expects that most of them say nothing.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from duplexd.errors import ConfigError
-from duplexd.memory.layout import ArenaLayout, PartitionSpec, Section, section_of
+from duplexd.memory.layout import ArenaLayout, Partitions, Section, resident_layout, section_of
 from duplexd.units import text_from_bytes
 
-#: What an idle session may take to host memory.
-LEAVES = frozenset({Section.ANCHORS, Section.WINDOWS, Section.INGEST, Section.PAGES})
+#: Sessions in all for one that is resident, at most.
+SESSIONS_A_PLACE = 8
 
 
 class Footprint(msgspec.Struct, frozen=True):
     """What a model takes of a device."""
 
     model: str
-    partitions: Callable[[int], tuple[PartitionSpec, ...]]  #: of so many sessions; never smaller for more of them
+    partitions: Partitions  #: of so many sessions; never smaller for more of them
     weights_bytes: int = 0  #: of weights outside the partitions
     weights_held: str = ""  #: what they are, or where they lie, in words
 
-    def device_bytes(self, sessions: int) -> int:
-        return self.weights_bytes + ArenaLayout(self.partitions(sessions)).total_bytes
+    def device_bytes(self, sessions: int, resident: int = 0) -> int:
+        layout = resident_layout(self.partitions, sessions=sessions, resident=resident or sessions)
+        return self.weights_bytes + layout.total_bytes
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -56,6 +56,7 @@ class Sizing(msgspec.Struct, frozen=True):
     leaving_bytes: int  #: what one idle session takes to host memory
     sessions_resident: int
     sessions_all: int  #: resident ones and those in host memory
+    sessions_resident_of_all: int  #: resident at once when there are so many
     sessions_max: int  #: neither count is searched beyond it
     scarcest: Section | None  #: takes most of one more session; None: nothing is held per session
 
@@ -72,8 +73,8 @@ def size(footprint: Footprint, *, memory_bytes: int, host_bytes: int = 0, sessio
         raise ConfigError(_refusal(footprint, memory_bytes))
     layout = ArenaLayout(footprint.partitions(resident))
     rows = _rows(footprint, layout)
-    leaving = sum(row.session_bytes for row in rows if row.section in LEAVES)
-    places = max(0, host_bytes // leaving - 1) if leaving else 0
+    leaving = sum(spec.session_slots * spec.slot_bytes for spec in layout.partitions.values() if spec.page_tokens)
+    together = _together(footprint, memory_bytes, most=min(host_bytes // leaving, sessions_max) if leaving else 0)
     scarcest = max(rows, key=lambda row: row.session_bytes)
     return Sizing(
         model=footprint.model,
@@ -84,10 +85,31 @@ def size(footprint: Footprint, *, memory_bytes: int, host_bytes: int = 0, sessio
         session_bytes=layout.session_bytes,
         leaving_bytes=leaving,
         sessions_resident=resident,
-        sessions_all=min(resident + places, sessions_max),
+        sessions_all=max(resident, together.all),
+        sessions_resident_of_all=together.resident if together.all > resident else resident,
         sessions_max=sessions_max,
         scarcest=scarcest.section if scarcest.session_bytes else None,
     )
+
+
+class _Together(NamedTuple):
+    """Sessions in all and those of them that are resident at once."""
+
+    all: int
+    resident: int
+
+
+def _together(footprint: Footprint, memory_bytes: int, *, most: int) -> _Together:
+    """The most sessions, up to `most`, of which every eighth still has a place."""
+
+    def resident_of(sessions: int) -> int:
+        return bisect_right(range(1, sessions + 1), memory_bytes, key=lambda r: footprint.device_bytes(sessions, r))
+
+    def crowded(sessions: int) -> bool:
+        return resident_of(sessions) * SESSIONS_A_PLACE < sessions
+
+    sessions = bisect_right(range(1, most + 1), False, key=crowded)
+    return _Together(sessions, resident_of(sessions) if sessions else 0)
 
 
 def _rows(footprint: Footprint, layout: ArenaLayout) -> tuple[Row, ...]:

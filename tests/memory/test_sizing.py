@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duplexd.errors import ConfigError
-from duplexd.memory.layout import ArenaLayout, FieldSpec, PartitionKind, PartitionSpec, Section, section_of
-from duplexd.memory.sizing import LEAVES, Footprint, Sizing, size
+from duplexd.memory.layout import ArenaLayout, FieldSpec, PartitionKind, PartitionSpec, Section
+from duplexd.memory.sizing import SESSIONS_A_PLACE, Footprint, Sizing, size
 
 MANY = 1000
 
@@ -84,17 +84,23 @@ def test_one_byte_too_few_is_refused_with_the_bytes_that_would_do(footprint: Foo
 
 
 @given(footprints(), st.integers(0, 10**9))
-def test_host_memory_holds_idle_sessions_and_one_free_place(footprint: Footprint, host_bytes: int) -> None:
-    """The place is for the session that must be out before the one it makes room for is in."""
-    sizing = sized(footprint, footprint.device_bytes(1) + 10**6, host_bytes)
-    away = sizing.sessions_all - sizing.sessions_resident
-    leaving = sum(
-        spec.session_slots * spec.slot_bytes for spec in footprint.partitions(1) if section_of(spec) in LEAVES
-    )
+def test_host_memory_holds_the_pages_of_all_and_every_eighth_has_a_place(footprint: Footprint, host_bytes: int) -> None:
+    memory_bytes = footprint.device_bytes(1) + 10**6
+    sizing = sized(footprint, memory_bytes, host_bytes)
+    leaving = sum(spec.session_slots * spec.slot_bytes for spec in footprint.partitions(1) if spec.page_tokens)
+    everybody, resident = sizing.sessions_all, sizing.sessions_resident_of_all
+    more = everybody + 1
 
     assert sizing.leaving_bytes == leaving
-    assert (away + 1) * leaving <= host_bytes or away == 0
-    assert not leaving or sizing.sessions_all == MANY or (away + 2) * leaving > host_bytes
+    assert footprint.device_bytes(everybody, resident) <= memory_bytes
+    if everybody > sizing.sessions_resident:
+        assert everybody * leaving <= host_bytes
+        assert everybody <= SESSIONS_A_PLACE * resident
+        assert (
+            more > MANY
+            or more * leaving > host_bytes
+            or footprint.device_bytes(more, -(-more // SESSIONS_A_PLACE)) > memory_bytes
+        )
 
 
 def test_a_refusal_says_what_takes_the_bytes() -> None:
