@@ -59,7 +59,9 @@ def sentences(sizing: Sizing) -> list[str]:
     resident = f"sessions: {sizing.sessions_resident} resident in {text_from_bytes(sizing.memory_bytes)}"
     capped = sizing.sessions_resident == sizing.sessions_max
     lines = [f"{resident}, as many as one engine takes" if capped else resident]
-    if sizing.host_bytes:
+    if sizing.host_bytes and not sizing.leaving_bytes:
+        lines.append("nothing of a session leaves to host memory: only pages do")
+    elif sizing.host_bytes:
         lines.append(
             f"in all: {sizing.sessions_all}, {sizing.sessions_resident_of_all} of them resident, while idle ones leave "
             f"to {text_from_bytes(sizing.host_bytes)} of host memory with {text_from_bytes(sizing.leaving_bytes)} each"

@@ -1,0 +1,91 @@
+"""Sixteen people and one pocket engine with memory for eight: everybody is answered, by voice, from what they said."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from duplexd.bench import recordings
+from duplexd.channel import MediaShape
+from duplexd.engine.core import EngineCore
+from duplexd.engine.loop import drive
+from duplexd.engine.process import EngineConfig, core_of, layout_of, load_plan, stages_of
+from duplexd.engine.simulator import SimWorld
+from duplexd.ids import SessionId
+from duplexd.memory.arena import Arena
+from duplexd.messages import ResponseChanged, ResponseState, UserWords
+from duplexd.units import NANOS_PER_SECOND, Nanos
+
+pytestmark = [pytest.mark.weights, pytest.mark.slow]
+
+SESSIONS, RESIDENT, TALKING = 16, 8, 4
+EVERY_S = 11.0  #: four people speak at once, then the next four
+#: Some six hundred tokens: sixteen of them are more than eight whole contexts leave room for.
+STORY = " ".join(f"On day {day} we sailed past the green island and counted {day * 3} boats." for day in range(1, 33))
+
+
+def seconds(value: float) -> Nanos:
+    return Nanos(round(value * NANOS_PER_SECOND))
+
+
+def questions() -> list[NDArray[np.int16]]:
+    """Spoken questions at 16 kHz."""
+    return [recording.pcm() for recording in recordings.load("question")]
+
+
+class Engine:
+    """The pocket engine in virtual time: real weights, simulated people."""
+
+    def __init__(self, *, until_s: float) -> None:
+        plan = load_plan("pocket", {})
+        media = MediaShape(in_slots=64, in_samples=512, out_slots=8 * SESSIONS, out_samples=plan.sample_rate)
+        config = EngineConfig(
+            model="pocket", media=media, sessions_max=SESSIONS, sessions_resident=RESIDENT, place_wait_ms=2000
+        )
+        layout = layout_of(plan, SESSIONS, RESIDENT)
+        self.core: EngineCore = core_of(config, plan, layout)
+        arena = Arena(layout)
+        stages = stages_of(plan, layout, SESSIONS)
+        for stage in stages.values():
+            stage.load(arena)
+        self.world = SimWorld(stages=stages, rng=Random(5), until=seconds(until_s), in_slots=64 * SESSIONS)
+        self.people = [
+            self.world.connect(SessionId(number), at=seconds(3), rate=plan.sample_rate)
+            for number in range(1, SESSIONS + 1)
+        ]
+
+    def ends(self, session: int) -> list[str]:
+        """How each response of a session ended: its state, with the reason of a failure."""
+        ends = (ResponseState.COMPLETED, ResponseState.CANCELLED, ResponseState.FAILED)
+        return [
+            n.reason or n.state.value
+            for _, n in self.world.news
+            if isinstance(n, ResponseChanged) and n.session == session and n.state in ends
+        ]
+
+
+def test_sixteen_people_are_served_and_a_ninth_talker_waits_or_is_told_busy() -> None:
+    """Each tells a long story, then asks by voice, four at a time; at last nine type at the same moment."""
+    spoken = questions()
+    engine = Engine(until_s=5 + 8 * EVERY_S + 16)
+    for index, person in enumerate(engine.people):
+        told = 5 + EVERY_S * (index // TALKING)
+        person.type(STORY, at=seconds(told), key="story")
+        person.say(spoken[index % len(spoken)], at=seconds(told + 4 * EVERY_S))
+    for person in engine.people[:9]:
+        person.type("Thank you. Goodbye!", at=seconds(5 + 8 * EVERY_S), key="bye")
+    drive(engine.core, engine.world)
+    counts = engine.core.monitor
+
+    assert counts["pages_offloaded"] > 0
+    assert counts["pages_restored"] > 0
+    assert counts["think_failures"] == counts["transfers_failed"] == 0
+    for session in range(1, SESSIONS + 1):
+        assert engine.ends(session)[:2] == ["completed", "completed"]
+    last = [engine.ends(session)[2] for session in range(1, 10)]
+    assert last.count("completed") >= RESIDENT
+    assert all(end == "completed" or end.startswith("busy: ") for end in last)
+    engine.core.stores.check()
