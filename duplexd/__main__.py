@@ -1,4 +1,4 @@
-"""The command line: `duplexd serve | fetch | doctor | config | bench talk | bench barge-in | bench soak`."""
+"""The command line: `duplexd serve | fetch | doctor | config`, and `duplexd bench talk | barge-in | soak | memory`."""
 
 from __future__ import annotations
 
