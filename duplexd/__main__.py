@@ -1,4 +1,4 @@
-"""The command line: `duplexd serve | fetch | doctor | config | plan | bench talk | bench barge-in | bench soak`."""
+"""The command line: `duplexd serve | fetch | doctor | config | plan | bench`."""
 
 from __future__ import annotations
 

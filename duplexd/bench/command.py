@@ -1,4 +1,4 @@
-"""`duplexd bench talk | barge-in | soak`: measured at a loudspeaker, as a table and as JSON."""
+"""`duplexd bench talk | barge-in | soak | memory`: figures as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 def add_bench(commands: Any) -> None:
     """The bench commands; what they need is imported when they run."""
-    bench = commands.add_parser("bench", help="measure this machine, at the loudspeaker")
+    bench = commands.add_parser("bench", help="measure this machine: at the loudspeaker, or its memory")
     kinds = bench.add_subparsers(required=True, metavar="BENCH")
     talk = kinds.add_parser("talk", help="voice to voice: questions spoken, answers heard")
     talk.add_argument("--turns", type=int, default=20)
@@ -25,6 +25,8 @@ def add_bench(commands: Any) -> None:
     soak.add_argument("--connects", type=int, default=50)
     soak.add_argument("--model", default="pocket", help="default: pocket")
     _output(soak, run_soak)
+    memory = kinds.add_parser("memory", help="what the bookkeeping of memory costs, at many sizes")
+    _output(memory, run_memory)
 
 
 def _common(parser: argparse.ArgumentParser, act: Any) -> None:
@@ -61,6 +63,12 @@ def run_soak(options: argparse.Namespace) -> int:
 
     report = asyncio.run(bench(minutes=options.minutes, connects=options.connects, model=options.model))
     return _publish(report, options.json)
+
+
+def run_memory(options: argparse.Namespace) -> int:
+    from duplexd.bench.memory import bench
+
+    return _publish(bench(), options.json)
 
 
 def _publish(report: dict[str, Any], file: Path | None) -> int:

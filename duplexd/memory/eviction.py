@@ -13,9 +13,10 @@
 T_next of one session is the greatest of three lines over the clock, so the greatest T_next of all sessions is the
 greatest of three maxima. Each line has a heap that stays right as the clock moves; `now` is asked only to compare them:
 
-    while it plays      ends_at + gap - now     \\
-    when it has ended   gap                      \\____    __/
-    rule 3              now - ends_at                 \\__/        playback ends, then the gap is over
+    line       T_next on it           counts while
+    playing    ends_at + gap - now    the reply plays
+    waiting    gap                    it has ended, and the gap is not over
+    overdue    now - ends_at          the gap lasts longer than expected (rule 3)
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Usage(msgspec.Struct, frozen=True):
 class _Context:
     """One block table."""
 
-    __slots__ = ("away", "extents", "owner", "pinned", "runs", "slots", "writer")
+    __slots__ = ("away", "committed", "extents", "owner", "pinned", "runs", "slots", "writer")
 
     def __init__(self, owner: Owner, writer: int) -> None:
         self.owner = owner
@@ -99,6 +99,7 @@ class _Context:
         self.away: list[Away] = []  # tokens after the resident ones
         self.runs: list[Run] = []  # of the tokens after the pinned ones
         self.pinned = 0
+        self.committed = 0  # no CURRENT token lies below this index, so a commit need not look there
 
     @property
     def away_tokens(self) -> int:
@@ -219,13 +220,15 @@ class PageLedger:
         return identity
 
     def _branch(self, source: _Context, at: int, owner: Owner) -> _Context:
+        """A table with the first `at` tokens. Copied as plain memory; only the references are counted page by page."""
         branch = _Context(owner, 0)
         branch.slots = source.slots[:at]
-        branch.extents = _first(source.extents, at)
-        branch.pinned = min(source.pinned, at)
-        branch.runs = _first_runs(source.runs, at - branch.pinned)
-        for extent in branch.extents:
-            self._references[extent.page] += 1
+        branch.extents, branch.runs = list(source.extents), list(source.runs)
+        _trim_extents(branch.extents, len(source.slots) - at)
+        _trim_runs(branch.runs, len(source.slots) - at)
+        branch.pinned, branch.committed = source.pinned, min(source.committed, at)
+        for page, _, _ in branch.extents:
+            self._references[page] += 1
         return branch
 
     # Growing and shrinking -------------------------------------------------------------------------------------------
@@ -258,22 +261,16 @@ class PageLedger:
         if not surplus:
             return
         _trim_runs(table.runs, surplus)
+        table.committed = min(table.committed, at)
         surplus -= self._forget_away(table, surplus, after=after)
         if not surplus:
             return
         del table.slots[at:]
         pending = self._guards.pending(after)
-        dropped: list[Extent] = []
-        while surplus:
-            extent = table.extents.pop()
-            kept = extent.tokens - surplus
-            if kept > 0:
-                table.extents.append(Extent(extent.page, extent.offset, kept))
-                # The cut goes through this page: running work may still write behind it.
-                self._guards.guard(extent.page, pending)
-                break
-            surplus -= extent.tokens
-            dropped.append(extent)
+        dropped, parted = _trim_extents(table.extents, surplus)
+        if parted is not None:
+            # The cut goes through this page: running work may still write behind it.
+            self._guards.guard(parted, pending)
         self._drop(dropped, pending)
 
     def slide(self, context: ContextId, drop: int, *, after: After = None) -> None:
@@ -289,6 +286,7 @@ class PageLedger:
         runs = _without_first_runs(table.runs, drop)
         _check_sliding(context, table.runs[: len(table.runs) - len(runs) + 1], drop)
         table.runs = runs
+        table.committed = max(table.committed - drop, min(table.committed, table.pinned))
         resident = min(drop, len(table.slots) - table.pinned)
         self._forget_oldest_away(table, drop - resident, after=after)
         if not resident:
@@ -485,22 +483,28 @@ class PageLedger:
     def pin(self, context: ContextId) -> None:
         """Everything so far becomes ANCHOR: from now on it is not cut, not slid, and not moved."""
         table = self._resident(context)
-        table.pinned = len(table.slots)
+        table.pinned = table.committed = len(table.slots)
         table.runs = []
 
     def commit(self, context: ContextId, upto: int) -> None:
-        """CURRENT -> RECENT below token index `upto`: it was heard. Raises LedgerError beyond the end."""
+        """CURRENT -> RECENT below token index `upto`: it was heard. Raises LedgerError beyond the end.
+
+        Cost:    O(runs since the last commit), whatever lies before it.
+        """
         table = self._context(context)
         if not 0 <= upto <= table.length:
             raise LedgerError(f"context {context} has {table.length} tokens; cannot commit up to {upto}")
-        runs: list[Run] = []
-        start = table.pinned
-        for label, tokens in table.runs:
+        start = table.length
+        later: list[Run] = []
+        while table.runs and start > table.committed:
+            later.append(table.runs.pop())
+            start -= later[-1].tokens
+        for label, tokens in reversed(later):
             heard = min(max(upto - start, 0), tokens) if label is CacheClass.CURRENT else 0
-            _extend_runs(runs, CacheClass.RECENT, heard)
-            _extend_runs(runs, label, tokens - heard)
+            _extend_runs(table.runs, CacheClass.RECENT, heard)
+            _extend_runs(table.runs, label, tokens - heard)
             start += tokens
-        table.runs = runs
+        table.committed = max(table.committed, upto)
 
     # Questions -------------------------------------------------------------------------------------------------------
 
@@ -530,8 +534,10 @@ class PageLedger:
     def labels(self, context: ContextId) -> list[Run]:
         """Classes of all tokens, oldest first, as runs. What is offloaded is LONG_TERM until it is back."""
         table = self._context(context)
-        resident = _first_runs(table.runs, len(table.slots) - table.pinned)
-        _extend_runs(resident, CacheClass.LONG_TERM, table.away_tokens)
+        resident = list(table.runs)
+        if away := table.away_tokens:
+            _trim_runs(resident, away)
+            _extend_runs(resident, CacheClass.LONG_TERM, away)
         return ([Run(CacheClass.ANCHOR, table.pinned)] if table.pinned else []) + resident
 
     def owner(self, context: ContextId) -> Owner:
@@ -645,6 +651,9 @@ class PageLedger:
             raise LedgerError(f"context {identity}: its {len(table.slots)} tokens, extents and classes disagree")
         if any(extent.end > size or extent.tokens < 1 for extent in table.extents):
             raise LedgerError(f"context {identity} has an extent outside its page")
+        current = [run.label is CacheClass.CURRENT for run in table.runs for _ in range(run.tokens)]
+        if any(current[: max(0, table.committed - table.pinned)]) or table.committed > table.length:
+            raise LedgerError(f"context {identity} has CURRENT tokens below {table.committed}, where all is committed")
 
 
 # Runs and extents: small pure functions ------------------------------------------------------------------------------
@@ -659,6 +668,19 @@ def _first(extents: list[Extent], tokens: int) -> list[Extent]:
         first.append(extent if extent.tokens <= tokens else Extent(extent.page, extent.offset, tokens))
         tokens -= extent.tokens
     return first
+
+
+def _trim_extents(extents: list[Extent], tokens: int) -> tuple[list[Extent], int | None]:
+    """Take tokens off the end; returns the extents that went whole, and the page that lost a part of one."""
+    dropped: list[Extent] = []
+    while tokens:
+        extent = extents.pop()
+        if extent.tokens > tokens:
+            extents.append(Extent(extent.page, extent.offset, extent.tokens - tokens))
+            return dropped, extent.page
+        tokens -= extent.tokens
+        dropped.append(extent)
+    return dropped, None
 
 
 def _common(left: list[Extent], right: list[Extent]) -> int:
@@ -687,16 +709,6 @@ def _trim_runs(runs: list[Run], tokens: int) -> None:
         if count > tokens:
             runs.append(Run(label, count - tokens))
         tokens -= min(count, tokens)
-
-
-def _first_runs(runs: list[Run], tokens: int) -> list[Run]:
-    first: list[Run] = []
-    for label, count in runs:
-        if tokens <= 0:
-            break
-        first.append(Run(label, min(count, tokens)))
-        tokens -= count
-    return first
 
 
 def _without_first_runs(runs: list[Run], tokens: int) -> list[Run]:

@@ -15,7 +15,7 @@ from duplexd.ids import ContextId, FenceId, SessionId
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
 from duplexd.memory.ledger import Owner, Refusal
-from duplexd.memory.pages import PageLedger
+from duplexd.memory.pages import PageLedger, Run
 
 ONE, TWO = SessionId(1), SessionId(2)
 CURRENT, RECENT, INGEST, ANCHOR = CacheClass.CURRENT, CacheClass.RECENT, CacheClass.INGEST, CacheClass.ANCHOR
@@ -426,6 +426,23 @@ def test_append_takes_all_or_nothing_and_says_why(ledger: PageLedger, why: Refus
     assert why.value in str(ledger.full(ONE, 2))
     assert ledger.append(context, 1, CURRENT)
     assert ledger.refusal is None
+
+
+@pytest.mark.parametrize("branch", [False, True], ids=["cut", "fork"])
+def test_what_is_generated_after_an_interruption_is_committed_once_it_is_heard(branch: bool) -> None:
+    """Eight tokens were heard, four of them are taken back, and others are generated in their place."""
+    ledger = PageLedger(spec())
+    context = opened(ledger, 8)
+    ledger.commit(context, 8)
+    if branch:
+        context = ledger.fork(context, 4)
+    else:
+        ledger.cut(context, 4, after=None)
+    ledger.append(context, 8, CURRENT)
+    ledger.check()
+    ledger.commit(context, 10)
+
+    assert ledger.labels(context) == [Run(RECENT, 10), Run(CURRENT, 2)]
 
 
 def test_unheard_tokens_do_not_slide() -> None:
