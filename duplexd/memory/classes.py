@@ -1,16 +1,21 @@
-"""Cache classes: what a slot holds, how long it lives, how it gets its positions (DESIGN §2, seed 000).
+"""Cache classes: what a slot holds, how long it lives, how it leaves, how it gets its positions (DESIGN §2, seed 000).
 
-class      lives until                       eviction   positions
-ANCHOR     close of the session              pinned     first, never move
-RECENT     slides out of the window          sliding    given at read
-CURRENT    its epoch ends, or it is heard    with epoch given at read
-INGEST     slides out; survives an epoch     sliding    given at read
-LONG_TERM  offloaded or compressed           offload    given at read
+class      lifetime   evictions          positions
+ANCHOR     session    pinned             first: never move
+RECENT     window     sliding            given at read
+CURRENT    epoch      with epoch         given at read
+INGEST     window     sliding            given at read
+LONG_TERM  session    compress, offload  given at read
+
+`compress` is the model's own rule: what slides out of a window is folded into a LONG_TERM slot of fixed size first, and
+freed afterwards (`histories.py`). Whoever may still be interrupted back to it has not slid out, so nothing is unfolded.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+
+import msgspec
 
 
 class CacheClass(Enum):
@@ -21,27 +26,51 @@ class CacheClass(Enum):
     LONG_TERM = "long_term"  #: offloaded or compressed by the model's own rule
 
 
+class Lifetime(Enum):
+    """What ends a slot of a class."""
+
+    SESSION = "session"  #: the close of its session
+    WINDOW = "window"  #: newer slots of the same window
+    EPOCH = "epoch"  #: an interruption, unless it is heard before
+
+
 class Eviction(Enum):
-    PINNED = "pinned"
-    SLIDING = "sliding"
-    WITH_EPOCH = "with_epoch"
-    OFFLOAD = "offload"
+    """How a slot makes room."""
+
+    PINNED = "pinned"  #: it does not
+    SLIDING = "sliding"  #: the oldest leave first
+    WITH_EPOCH = "with_epoch"  #: all at once, behind the fences of what may still write them
+    OFFLOAD = "offload"  #: its bytes go to host memory
+    COMPRESS = "compress"  #: the model folds the older into the same bytes
 
 
-class ClassRule:
+class PositionPolicy(Enum):
+    """Where tokens stand. Keys of every class are stored before RoPE, so a policy costs no copy."""
+
+    FIRST = "first"  #: 0..a-1 of every window, whatever the session's age
+    AT_READ = "at_read"  #: behind the anchors, given anew for every window
+
+
+class ClassRule(msgspec.Struct, frozen=True, kw_only=True):
     """How one class is treated; the ledger looks up, it does not decide."""
 
-    __slots__ = ("eviction", "outlives_epoch")
+    lifetime: Lifetime
+    evictions: tuple[Eviction, ...]  #: any of these, as its partition and its model allow
+    positions: PositionPolicy
 
-    def __init__(self, *, eviction: Eviction, outlives_epoch: bool) -> None:
-        self.eviction = eviction
-        self.outlives_epoch = outlives_epoch
+    @property
+    def outlives_epoch(self) -> bool:
+        return self.lifetime is not Lifetime.EPOCH
+
+
+def _rule(lifetime: Lifetime, *evictions: Eviction, positions: PositionPolicy = PositionPolicy.AT_READ) -> ClassRule:
+    return ClassRule(lifetime=lifetime, evictions=evictions, positions=positions)
 
 
 RULES: dict[CacheClass, ClassRule] = {
-    CacheClass.ANCHOR: ClassRule(eviction=Eviction.PINNED, outlives_epoch=True),
-    CacheClass.RECENT: ClassRule(eviction=Eviction.SLIDING, outlives_epoch=True),
-    CacheClass.CURRENT: ClassRule(eviction=Eviction.WITH_EPOCH, outlives_epoch=False),
-    CacheClass.INGEST: ClassRule(eviction=Eviction.SLIDING, outlives_epoch=True),
-    CacheClass.LONG_TERM: ClassRule(eviction=Eviction.OFFLOAD, outlives_epoch=True),
+    CacheClass.ANCHOR: _rule(Lifetime.SESSION, Eviction.PINNED, positions=PositionPolicy.FIRST),
+    CacheClass.RECENT: _rule(Lifetime.WINDOW, Eviction.SLIDING),
+    CacheClass.CURRENT: _rule(Lifetime.EPOCH, Eviction.WITH_EPOCH),
+    CacheClass.INGEST: _rule(Lifetime.WINDOW, Eviction.SLIDING),
+    CacheClass.LONG_TERM: _rule(Lifetime.SESSION, Eviction.COMPRESS, Eviction.OFFLOAD),
 }

@@ -126,8 +126,8 @@ class SlotLedger:
 
         Raises:  LedgerError for a class that does not slide.
         """
-        if RULES[label].eviction is not Eviction.SLIDING:
-            raise LedgerError(f"{label.value} slots do not slide ({RULES[label].eviction.value})")
+        if Eviction.SLIDING not in RULES[label].evictions:
+            raise LedgerError(f"{label.value} slots do not slide ({RULES[label].lifetime.value} lifetime)")
         sliding = [held for held in self._iterate(session) if held.label is label]
         surplus = sliding[: max(0, len(sliding) - keep)]
         for held in surplus:

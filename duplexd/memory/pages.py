@@ -727,9 +727,9 @@ def _repinned(runs: list[Run], pinned: int, at_least: int) -> list[Run]:
 
 def _check_sliding(context: ContextId, runs: list[Run], drop: int) -> None:
     for label, tokens in runs:
-        if drop > 0 and RULES[label].eviction in (Eviction.WITH_EPOCH, Eviction.PINNED):
+        if drop > 0 and {Eviction.WITH_EPOCH, Eviction.PINNED}.intersection(RULES[label].evictions):
             raise LedgerError(
-                f"context {context}: {label.value} tokens do not slide ({RULES[label].eviction.value}); "
+                f"context {context}: {label.value} tokens do not slide ({RULES[label].lifetime.value} lifetime); "
                 "commit or cut them first"
             )
         drop -= tokens

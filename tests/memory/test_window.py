@@ -27,6 +27,14 @@ def test_a_window_reads_anchors_then_the_newest_chunks() -> None:
     assert slots(select_window(session, epoch=Epoch(0), recent_max=2)) == [0, 3, 4]
 
 
+def test_what_was_compressed_is_read_between_anchors_and_recent() -> None:
+    """The long-term slot takes none of the places of the recent ones, and none of the anchors'."""
+    labels = [CacheClass.ANCHOR, CacheClass.RECENT, CacheClass.RECENT, CacheClass.LONG_TERM, CacheClass.RECENT]
+    session = [held(slot, label) for slot, label in enumerate(labels)]
+
+    assert slots(select_window(session, epoch=Epoch(0), recent_max=2)) == [0, 3, 2, 4]
+
+
 def test_no_slot_of_a_dead_epoch_is_read_unless_it_was_heard() -> None:
     """Epoch 3 began: the heard chunk of epoch 2 stays in view, the unheard one does not."""
     session = [
