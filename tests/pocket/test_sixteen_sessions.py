@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from duplexd.bench import recordings
 from duplexd.channel import MediaShape
@@ -23,17 +21,19 @@ pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
 SESSIONS, RESIDENT, TALKING = 16, 8, 4
 EVERY_S = 11.0  #: four people speak at once, then the next four
-#: Some six hundred tokens: sixteen of them are more than eight whole contexts leave room for.
-STORY = " ".join(f"On day {day} we sailed past the green island and counted {day * 3} boats." for day in range(1, 33))
+#: Some two hundred tokens: with what follows, sixteen contexts are more than the arena has pages for.
+STORY = " ".join(f"On day {day} we sailed past an island and counted {day * 3} boats." for day in range(1, 13))
+
+
+@pytest.fixture(autouse=True)
+def short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts of 512 tokens and few spare pages, so that the test fills them in two turns."""
+    monkeypatch.setattr("duplexd.models.pocket.thinker.CONTEXT_MAX", 512)
+    monkeypatch.setattr("duplexd.models.pocket.SPARE_PAGES", 4)
 
 
 def seconds(value: float) -> Nanos:
     return Nanos(round(value * NANOS_PER_SECOND))
-
-
-def questions() -> list[NDArray[np.int16]]:
-    """Spoken questions at 16 kHz."""
-    return [recording.pcm() for recording in recordings.load("question")]
 
 
 class Engine:
@@ -57,6 +57,10 @@ class Engine:
             for number in range(1, SESSIONS + 1)
         ]
 
+    def words(self, session: int) -> list[str]:
+        """What a person said, turn by turn, as it was understood."""
+        return [n.text for _, n in self.world.news if isinstance(n, UserWords) and n.session == session and n.final]
+
     def ends(self, session: int) -> list[str]:
         """How each response of a session ended: its state, with the reason of a failure."""
         ends = (ResponseState.COMPLETED, ResponseState.CANCELLED, ResponseState.FAILED)
@@ -69,12 +73,12 @@ class Engine:
 
 def test_sixteen_people_are_served_and_a_ninth_talker_waits_or_is_told_busy() -> None:
     """Each tells a long story, then asks by voice, four at a time; at last nine type at the same moment."""
-    spoken = questions()
+    spoken = recordings.load("question")
     engine = Engine(until_s=5 + 8 * EVERY_S + 16)
     for index, person in enumerate(engine.people):
         told = 5 + EVERY_S * (index // TALKING)
         person.type(STORY, at=seconds(told), key="story")
-        person.say(spoken[index % len(spoken)], at=seconds(told + 4 * EVERY_S))
+        person.say(spoken[index % len(spoken)].pcm(), at=seconds(told + 4 * EVERY_S))
     for person in engine.people[:9]:
         person.type("Thank you. Goodbye!", at=seconds(5 + 8 * EVERY_S), key="bye")
     drive(engine.core, engine.world)
@@ -84,6 +88,7 @@ def test_sixteen_people_are_served_and_a_ninth_talker_waits_or_is_told_busy() ->
     assert counts["pages_restored"] > 0
     assert counts["think_failures"] == counts["transfers_failed"] == 0
     for session in range(1, SESSIONS + 1):
+        assert engine.words(session)[1].lower().startswith(spoken[(session - 1) % len(spoken)].text.lower()[:8])
         assert engine.ends(session)[:2] == ["completed", "completed"]
     last = [engine.ends(session)[2] for session in range(1, 10)]
     assert last.count("completed") >= RESIDENT

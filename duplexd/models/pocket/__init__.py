@@ -67,8 +67,9 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
 
     def partitions(sessions: int) -> tuple[PartitionSpec, ...]:
         slots = PartitionKind.SLOTS
-        pages = -(-CONTEXT_MAX // PAGE_TOKENS) + SPARE_PAGES
-        anchor = -(-len(mind.dialect.anchor()) // PAGE_TOKENS)
+        shared = len(mind.dialect.anchor())
+        anchor = -(-shared // PAGE_TOKENS)
+        pages = -(-(CONTEXT_MAX - shared) // PAGE_TOKENS) + SPARE_PAGES
         return (
             PartitionSpec("state", slots, sessions, voice.state_fields(), session_slots=1, section=Section.WINDOWS),
             PartitionSpec(
