@@ -641,8 +641,10 @@ class Session:
 
     def _complete_if_over(self, now: Nanos) -> None:
         reply = self.reply
-        if reply is None or self.contest is not None or not reply.all_planned or self._busy.get(Role.RENDER):
+        if reply is None or self.contest is not None or not reply.all_planned:
             return
+        if self._busy.get(Role.TALK) or self._busy.get(Role.RENDER):
+            return  # A clause on its way to the talker is in no list: without it the reply would look empty, or over.
         if reply.is_empty and not reply.avoided:
             self._monitor.count("empty_replies")
             reply.think_again(avoid=self._plan.dialect.stop)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from random import Random
 
+import msgspec
 import pytest
 
 from duplexd.engine.simulator import SimListener, SimNetwork
@@ -27,7 +28,7 @@ from duplexd.messages import (
     UserWords,
 )
 from duplexd.models.clock.language import END
-from duplexd.streams.stage import ThinkJob, ThinkResult
+from duplexd.streams.stage import CostModel, ThinkJob, ThinkResult
 from duplexd.units import Nanos, ms_from_ticks
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
 
@@ -486,3 +487,22 @@ def test_words_are_never_forgotten_while_they_are_heard() -> None:
 
     counts = [n.words for n in simulation.news(HistoryChanged)]
     assert sorted(counts) == counts
+
+
+@pytest.mark.parametrize("words", [2, 20])
+def test_a_slow_talker_neither_empties_nor_ends_a_reply(words: int) -> None:
+    """The last clause lies with the talker while the ear reports: it was taken for an empty reply, or for its end.
+
+    The reply was then thought once more while the first one was spoken, and the engine died of the contradiction.
+    """
+    simulation = Simulation(until_ms=25_000)
+    stage = simulation.world.stages["talk"]
+    stage.spec = msgspec.structs.replace(stage.spec, cost=CostModel(fixed_us=1_500_000))
+    listener = simulation.connect()
+    listener.type(f"say {words}", at=ms(500), key="a")
+    simulation.run()
+
+    assert simulation.core.monitor["empty_replies"] == 0
+    assert simulation.final_states() == {1: [ResponseState.COMPLETED]}
+    assert simulation.history()[1].words == words
+    assert len(heard_words(listener)) == words

@@ -14,7 +14,7 @@ from duplexd.engine.process import EngineConfig, core_of, layout_of, load_plan, 
 from duplexd.engine.simulator import SimWorld
 from duplexd.ids import SessionId
 from duplexd.memory.arena import Arena
-from duplexd.messages import ResponseChanged, ResponseState
+from duplexd.messages import ResponseChanged, ResponseState, UserWords
 from duplexd.units import NANOS_PER_SECOND, Nanos
 
 pytestmark = [pytest.mark.weights, pytest.mark.slow]

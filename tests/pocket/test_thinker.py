@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from duplexd.errors import ModelError
 from duplexd.memory.arena import Arena
 from duplexd.models.pocket.checkpoint import load_checkpoint
-from duplexd.models.pocket.thinker import PAGES, WORKSPACE, Thinker
+from duplexd.models.pocket.thinker import Thinker
+from duplexd.streams.attention import PAGES, WORKSPACE
 from duplexd.streams.stage import Failed, ThinkResult
 
 TINY = Tiny()
@@ -135,6 +136,14 @@ def test_decoding_stops_after_a_stop_token_and_leaves_the_rest_of_its_slots(exac
 
     assert stopped == free[: free.index(free[4]) + 1]
     assert written.nonzero().flatten().tolist() == list(range(len(HEARD) + len(stopped) - 1))
+
+
+def test_plain_attention_says_the_same(exact: tuple[Thinker, Arena], folder: Path) -> None:
+    plain = Thinker(load_checkpoint(folder), precision="float64", context_max=128, attention="plain")
+    plain.load(arena_for(plain))
+    jobs = [think(scattered(17), HEARD, steps=10), think(range(100, 109), SAID, steps=6, session=8)]
+
+    assert exact[0].run(jobs, None) == plain.run(jobs, None)
 
 
 def test_a_prefill_says_nothing_and_is_remembered(exact: tuple[Thinker, Arena]) -> None:
@@ -317,7 +326,7 @@ def test_more_jobs_than_rows_are_a_bug_of_the_caller(exact: tuple[Thinker, Arena
 def test_an_arena_of_another_shape_is_refused(folder: Path) -> None:
     thinker = Thinker(load_checkpoint(folder), precision="float64", context_max=64)
     other = Thinker(load_checkpoint(folder), precision="float32", context_max=64)
-    with pytest.raises(ModelError, match=r"arena field pages\.k is .*float32; the thinker needs .*float64"):
+    with pytest.raises(ModelError, match=r"arena field pages\.k is .*float32; attention needs .*float64"):
         thinker.load(arena_for(other))
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId
 from duplexd.memory.arena import Arena
 from duplexd.memory.layout import ArenaLayout, PartitionKind, PartitionSpec
-from duplexd.models.pocket.thinker import PAGES, Thinker
+from duplexd.models.pocket.thinker import Thinker
+from duplexd.streams.attention import PAGES
 from duplexd.streams.stage import Failed, ThinkJob, ThinkResult
 
 
@@ -175,26 +176,34 @@ def write_gguf(
 
 
 def reference_logits(
-    tiny: Tiny, weights: dict[str, Tensor], tokens: Sequence[int], factors: Tensor | None = None
+    tiny: Tiny,
+    weights: dict[str, Tensor],
+    tokens: Sequence[int],
+    factors: Tensor | None = None,
+    *,
+    seen: Tensor | None = None,
 ) -> Tensor:
-    """Every position at once, halves rotated, no cache: the textbook decoder in float64. (tokens, vocabulary)."""
+    """Every position at once, halves rotated, no cache: the textbook decoder in float64. (tokens, vocabulary).
+
+    Args:    seen: position at which token i sees token j, negative where it does not; None for an ordinary text.
+    """
     w = {name: tensor.double() for name, tensor in weights.items()}
     count, half = len(tokens), tiny.head_dim // 2
     frequency = tiny.base ** (-torch.arange(half, dtype=torch.float64) / half)
     if factors is not None:
         frequency = frequency / factors
-    angle = torch.outer(torch.arange(count, dtype=torch.float64), frequency)
-    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    at = torch.arange(count)
+    seen = torch.where(at <= at[:, None], at, -1) if seen is None else seen
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
 
-    def rotate(x: Tensor) -> Tensor:
-        a, b = x[..., :half], x[..., half:]
+    def rotate(x: Tensor, positions: Tensor) -> Tensor:
+        angle = positions[..., None, None] * frequency
+        cos, sin, a, b = angle.cos(), angle.sin(), x[..., :half], x[..., half:]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
     x = w["model.embed_tokens.weight"][torch.tensor(list(tokens))]
-    hidden = torch.full((count, count), float("-inf"), dtype=torch.float64).triu(1)
     for index in range(tiny.layers):
         at = f"model.layers.{index}."
         z = norm(x, w[at + "input_layernorm.weight"])
@@ -207,8 +216,9 @@ def reference_logits(
         if tiny.normed:
             q, k = norm(q, w[at + "self_attn.q_norm.weight"]), norm(k, w[at + "self_attn.k_norm.weight"])
         group = tiny.heads // tiny.kv_heads
-        q, k, v = rotate(q), rotate(k).repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        scores = torch.einsum("ihd,jhd->hij", q, k) / tiny.head_dim**0.5 + hidden
+        q, k, v = rotate(q, seen.diagonal()), rotate(k, seen).repeat_interleave(group, 2), v.repeat_interleave(group, 1)
+        scores = torch.einsum("ihd,ijhd->hij", q, k) / tiny.head_dim**0.5
+        scores = scores.masked_fill(seen < 0, float("-inf"))
         y = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(count, -1)
         x = x + y @ w[at + "self_attn.o_proj.weight"].T
         z = norm(x, w[at + "post_attention_layernorm.weight"])

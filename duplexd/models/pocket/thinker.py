@@ -2,8 +2,8 @@
 
 1. Keys and values live in the arena's `pages` partition, in the token slots the core names; nothing else is remembered
    between two jobs. Keys lie there before rotation.
-2. A job first rotates its past into the workspace, once, then appends and decodes; its new keys and values are written
-   to the arena at its end, all of them or, when it fails, none.
+2. A job first recalls its past into the workspace, once, then appends and decodes; its new keys and values are written
+   to the arena at its end, all of them or, when it fails, none (streams/attention.py).
 3. Jobs of one batch run in step: their tokens share every matrix product. A row that fails does not touch the others.
 4. Decoding is greedy with a repetition penalty over the reply: the same job gives the same tokens.
 """
@@ -23,21 +23,20 @@ from torch import Tensor
 
 from duplexd import weights as store
 from duplexd.errors import ModelError
-from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
+from duplexd.memory.layout import FieldSpec, PartitionSpec
 from duplexd.models.pocket.checkpoint import DecoderShape, DecoderWeights, load_checkpoint
-from duplexd.models.pocket.decoder import Decoder, Row, held_bytes
+from duplexd.models.pocket.decoder import Decoder, attention_of, held_bytes
 from duplexd.models.pocket.gguffile import GgufFile
 from duplexd.models.pocket.linear import Precision, choose_precision
 from duplexd.models.pocket.persona import Persona, load_persona
 from duplexd.models.pocket.tokens import Dialect
 from duplexd.models.pocket.vocabulary import load_vocabulary
+from duplexd.streams.attention import PAGES, Row
 from duplexd.streams.stage import CostModel, Failed, PayloadKind, Role, StageSpec, ThinkJob, ThinkResult
 from duplexd.units import ticks_from_ms
 
 log = logging.getLogger(__name__)
 
-PAGES = "pages"
-WORKSPACE = "workspace"
 CONTEXT_MAX = 1024
 BATCH_MAX = 2
 REPETITION_PENALTY = 1.15
@@ -51,8 +50,7 @@ class _Work:
     """One job under way."""
 
     job: ThinkJob
-    row: Row
-    slots: npt.NDArray[np.int64]
+    row: Row  #: the tokens to append next
     tokens: list[int] = field(default_factory=list)
     fault: str = ""
 
@@ -72,6 +70,7 @@ class Thinker:
              context_max: longest context of a job, in tokens; a longer job fails.
              batch_max: jobs of one launch; each needs one slot of the workspace.
              penalty: repetition penalty over the reply, 1.0 for none.
+             attention: "auto", or an implementation by name (`choose_attention`).
     Raises:  ModelError for a context beyond what the checkpoint was trained for.
     """
 
@@ -84,6 +83,7 @@ class Thinker:
         context_max: int = CONTEXT_MAX,
         batch_max: int = BATCH_MAX,
         penalty: float = REPETITION_PENALTY,
+        attention: str = "auto",
         device: str = "cpu",
     ) -> None:
         if context_max > weights.shape.context_max:
@@ -94,6 +94,9 @@ class Thinker:
         self._weights = weights
         self._penalty = penalty
         self._device = torch.device(device)
+        self.attention = attention_of(
+            weights.shape, attention, context_max=context_max, precision=self.precision, device=self._device
+        )
         self.spec = StageSpec(
             name="thinker",
             role=Role.THINK,
@@ -107,25 +110,11 @@ class Thinker:
 
     def page_fields(self) -> tuple[FieldSpec, ...]:
         """Fields of the `pages` partition: keys before rotation, and values."""
-        shape, dtype = self.shape, _name(self.precision.dtype)
-        return tuple(
-            FieldSpec(name=name, shape=(shape.kv_heads, shape.head_dim), dtype=dtype, outer=(shape.layers,))
-            for name in ("k", "v")
-        )
+        return self.attention.page_fields()
 
     def workspace(self) -> PartitionSpec:
-        """Scratch of the running batch: rotated keys, and values, for one job per slot."""
-        shape = self.shape
-        size = (shape.layers, shape.kv_heads, self.context_max, shape.head_dim)
-        dtype = "float64" if self.precision is Precision.FLOAT64 else "float32"
-        fields = tuple(FieldSpec(name=name, shape=size, dtype=dtype) for name in ("keys", "values"))
-        return PartitionSpec(
-            name=WORKSPACE,
-            kind=PartitionKind.SLOTS,
-            count=self.spec.batch_max,
-            fields=fields,
-            section=Section.WORKSPACE,
-        )
+        """Scratch of the running batch, one slot a job."""
+        return self.attention.workspace(self.spec.batch_max)
 
     @property
     def weights_bytes(self) -> int:
@@ -135,27 +124,10 @@ class Thinker:
     def load(self, arena: Any) -> None:
         """Read and pack the weights (two seconds for 135 million), take the arena's views."""
         with torch.inference_mode():
-            self.decoder = Decoder(
-                self._weights, precision=self.precision, context_max=self.context_max, device=self._device
-            )
-        self._keys: Tensor = self._view(arena, PAGES, "k", slot_axis=1)
-        self._values: Tensor = self._view(arena, PAGES, "v", slot_axis=1)
-        self._rotated: Tensor = self._view(arena, WORKSPACE, "keys", slot_axis=0)
-        self._copied: Tensor = self._view(arena, WORKSPACE, "values", slot_axis=0)
+            self.decoder = Decoder(self._weights, self.attention, precision=self.precision, device=self._device)
+        self.attention.load(arena)
+        self._slots_total = arena.layout.partitions[PAGES].rows
         log.info("thinker %s: %s, precision %s", self._weights.path.name, self.shape.architecture, self.precision.value)
-
-    def _view(self, arena: Any, partition: str, name: str, *, slot_axis: int) -> Tensor:
-        view: Tensor = arena.field(partition, name)
-        specs = self.page_fields() if partition == PAGES else self.workspace().fields
-        spec = next(one for one in specs if one.name == name)
-        found = list(view.shape)
-        found.pop(slot_axis)
-        if found != [*spec.outer, *spec.shape] or _name(view.dtype) != spec.dtype:
-            raise ModelError(
-                f"arena field {partition}.{name} is {tuple(view.shape)} {view.dtype}; the thinker needs "
-                f"{(*spec.outer, *spec.shape)} {spec.dtype} with slots at dimension {slot_axis}"
-            )
-        return view
 
     def run(self, jobs: Sequence[ThinkJob], media: Any) -> list[ThinkResult | Failed]:
         """Append and decode; one result per job, in order. `media` is not used."""
@@ -183,20 +155,14 @@ class Thinker:
         fault = self._fault(job, slots)
         if fault:
             return Failed(session=job.session, reason=fault)
-        new = len(slots) - job.past
-        shape = self.shape
-        fresh = torch.empty(
-            (shape.layers, new, shape.kv_heads, shape.head_dim), dtype=self._keys.dtype, device=self._device
-        )
-        row = Row(keys=self._rotated[index], values=self._copied[index], fresh_keys=fresh, past=job.past)
-        past = slots[: job.past]
-        self.decoder.recall(row, _gather(self._keys, past), _gather(self._values, past))
-        return _Work(job=job, row=row, slots=slots)
+        row = Row(job.slots, job.past, len(job.feed), index)
+        self.attention.recall(row)
+        return _Work(job=job, row=row)
 
     def _fault(self, job: ThinkJob, slots: npt.NDArray[np.int64]) -> str:
         """What is wrong with a job, in a sentence; empty when nothing is."""
         needed = job.past + len(job.feed) + max(0, job.steps - 1)
-        total = self._keys.shape[1]
+        total = self._slots_total
         rules = [
             (job.past < 0 or job.steps < 0, f"past {job.past} and steps {job.steps} must not be negative"),
             (not job.feed, "a job needs at least one token to feed"),
@@ -217,6 +183,8 @@ class Thinker:
             if states is not None:
                 for work, hidden in zip(works, states, strict=True):
                     self._choose(work, hidden)
+            for work in works:
+                work.row = work.row.then(1)
             works = [work for work in works if work.wants_more]
             feeds = [(work.tokens[-1],) for work in works]
 
@@ -238,36 +206,9 @@ class Thinker:
     def _end(self, work: _Work) -> ThinkResult | Failed:
         if work.fault:
             return Failed(session=work.job.session, reason=work.fault)
-        row, start = work.row, work.job.past
         # Fewer than the slots given when a stop came early.
-        new = work.slots[start : row.past]
-        _scatter(self._keys, new, row.fresh_keys[:, : row.fed])
-        _scatter(self._values, new, row.values[:, :, start : row.past].transpose(1, 2))
+        self.attention.keep(Row(work.job.slots, work.job.past, work.row.past - work.job.past, work.row.place))
         return ThinkResult(session=work.job.session, tokens=tuple(work.tokens))
-
-
-def _contiguous(slots: npt.NDArray[np.int64]) -> bool:
-    return bool(len(slots) == 0 or (slots[-1] - slots[0] == len(slots) - 1 and (np.diff(slots) == 1).all()))
-
-
-def _gather(field: Tensor, slots: npt.NDArray[np.int64]) -> Tensor:
-    """(layers, tokens, ...) at the given token slots; a view when they lie in a row."""
-    if _contiguous(slots):
-        start = int(slots[0]) if len(slots) else 0
-        return field[:, start : start + len(slots)]
-    return field.index_select(1, torch.from_numpy(slots.copy()).to(field.device))
-
-
-def _scatter(field: Tensor, slots: npt.NDArray[np.int64], source: Tensor) -> None:
-    if _contiguous(slots):
-        start = int(slots[0]) if len(slots) else 0
-        field[:, start : start + len(slots)] = source
-    else:
-        field.index_copy_(1, torch.from_numpy(slots.copy()).to(field.device), source.to(field.dtype))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 # Loading --------------------------------------------------------------------------------------------------------------
