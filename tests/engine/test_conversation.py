@@ -27,7 +27,7 @@ from duplexd.messages import (
     ResumePlayback,
     UserWords,
 )
-from duplexd.models.clock.language import END
+from duplexd.models.clock.language import END, ClockDialect, ClockStream
 from duplexd.streams.stage import CostModel, ThinkJob, ThinkResult
 from duplexd.units import Nanos, ms_from_ticks
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
@@ -489,20 +489,32 @@ def test_words_are_never_forgotten_while_they_are_heard() -> None:
     assert sorted(counts) == counts
 
 
-@pytest.mark.parametrize("words", [2, 20])
-def test_a_slow_talker_neither_empties_nor_ends_a_reply(words: int) -> None:
-    """The last clause lies with the talker while the ear reports: it was taken for an empty reply, or for its end.
+class HurriedStream(ClockStream):
+    """Words whose end is known with their own token, as with "Goodbye!": the stop token then comes alone."""
 
-    The reply was then thought once more while the first one was spoken, and the engine died of the contradiction.
+    def push(self, token: int) -> str:
+        return super().push(token).strip() + " "
+
+
+class HurriedDialect(ClockDialect):
+    def stream(self) -> ClockStream:
+        return HurriedStream()
+
+
+@pytest.mark.parametrize("words", [4, 8, 16])
+def test_a_clause_that_lies_with_the_talker_makes_the_reply_neither_empty_nor_over(words: int) -> None:
+    """The stop token came while the only clause was being talked: the reply was taken for empty and thought again,
+    beside the first one, and the engine died of the contradiction.
     """
-    simulation = Simulation(until_ms=25_000)
+    simulation = Simulation(until_ms=22_000)
+    simulation.plan.dialect = HurriedDialect()
+    simulation.plan.reply_words_enough = simulation.plan.reply_sentences_max = 99
     stage = simulation.world.stages["talk"]
-    stage.spec = msgspec.structs.replace(stage.spec, cost=CostModel(fixed_us=1_500_000))
+    stage.spec = msgspec.structs.replace(stage.spec, cost=CostModel(fixed_us=400_000))
     listener = simulation.connect()
     listener.type(f"say {words}", at=ms(500), key="a")
     simulation.run()
 
     assert simulation.core.monitor["empty_replies"] == 0
     assert simulation.final_states() == {1: [ResponseState.COMPLETED]}
-    assert simulation.history()[1].words == words
-    assert len(heard_words(listener)) == words
+    assert len(heard_words(listener)) == simulation.history()[1].words == words
