@@ -16,7 +16,7 @@ from duplexd.errors import ModelError
 from duplexd.models.transformers_decoder import TransformersDecoder, load_decoder
 from duplexd.streams.attention import PAGES, Row
 from tests.models.histories import Memory, append
-from tests.models.test_histories import CONTEXT, SMALL, library_model, pocket
+from tests.models.test_transformers_histories import CONTEXT, SMALL, library_model, pocket
 from tests.pocket.thinker_fakes import Tiny, config_of, random_weights
 
 TEXT = (5, 17, 30, 2, 44, 51, 8, 20, 63, 9, 11)

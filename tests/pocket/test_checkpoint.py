@@ -13,7 +13,7 @@ from thinker_fakes import Tiny, arena_for, random_weights, reference_logits, thi
 
 from duplexd.errors import ModelError
 from duplexd.models.pocket.checkpoint import ARCHITECTURES, GgufSource, llama3_factors, load_checkpoint
-from duplexd.models.pocket.decoder import Decoder, held_bytes
+from duplexd.models.pocket.decoder import Decoder, attention_of, held_bytes
 from duplexd.models.pocket.gguffile import GgufFile
 from duplexd.models.pocket.linear import Precision, choose_precision
 from duplexd.models.pocket.thinker import Thinker
@@ -138,7 +138,9 @@ def test_a_decoder_holds_as_many_bytes_as_its_header_promises(tmp_path: Path, pr
     tiny = Tiny()
     path = write_gguf(tmp_path / "q.gguf", tiny, random_weights(tiny), kind=gguf.GGMLQuantizationType.Q4_1)
     checkpoint = load_checkpoint(path)
-    decoder = Decoder(checkpoint, precision=precision, context_max=16, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    attention = attention_of(checkpoint.shape, context_max=16, precision=precision, device=cpu)
+    decoder = Decoder(checkpoint, attention, precision=precision, device=cpu)
     packed = 0 if precision is Precision.FLOAT32 else tiny.vocabulary * tiny.width  # the rough head's, inside an op
 
     held = sum(map(matrix_bytes, decoder._layers)) + decoder.embedding.nbytes + matrix_bytes(decoder.head) + packed

@@ -9,8 +9,10 @@ import torch
 from thinker_fakes import arena_for, only, think
 
 from duplexd.errors import WeightsError
+from duplexd.memory.arena import Arena
 from duplexd.models.pocket.linear import Precision
-from duplexd.models.pocket.thinker import Mind, load_thinker
+from duplexd.models.pocket.thinker import PAGES, Mind, load_thinker
+from duplexd.streams.stage import Failed, ThinkJob, ThinkResult
 from duplexd.weights import path
 
 pytestmark = pytest.mark.weights
@@ -23,7 +25,7 @@ def mind(precision: str) -> Mind:
         path("smollm2")
     except WeightsError as error:
         pytest.skip(str(error))
-    made = load_thinker(precision=precision, context_max=512, batch_max=1)
+    made = load_thinker(precision=precision, context_max=512, batch_max=8)
     made.thinker.load(arena_for(made.thinker, tokens=512))
     return made
 
@@ -77,3 +79,55 @@ def test_real_words_given_one_by_one_are_the_text(quick: Mind) -> None:
 
     assert one_by_one == quick.dialect.words(" ".join(words), first=True)
     assert quick.dialect.piece(one_by_one) == " ".join(words)
+
+
+def jobs_of_a_crowd(mind: Mind) -> list[ThinkJob]:
+    """Six sessions on 64 slots each: short replies, a long one, one that stops at once, a prefill of forty tokens."""
+    dialect = mind.dialect
+    texts = [
+        "Hello there.",
+        "What is the capital of France?",
+        "Tell me a story.",
+        "Stop!",
+        TEXT,
+        "Why is the sky blue?",
+    ]
+    steps = [3, 12, 20, 20, 0, 7]
+    jobs = []
+    for session, (text, count) in enumerate(zip(texts, steps, strict=True)):
+        feed = (dialect.open_user() + dialect.words(text, first=True) + dialect.close_user_open_reply())[:44]
+        first = 64 * session
+        slots = range(first, first + len(feed) + max(0, count - 1))
+        stop = tuple(range(0, 49_000, 2)) if text == "Stop!" else dialect.stop
+        jobs.append(think(slots, feed, steps=count, stop=stop, session=session + 1))
+    return jobs
+
+
+def run_and_read(mind: Mind, arena: Arena, jobs: list[ThinkJob]) -> list[tuple[ThinkResult | Failed, bytes]]:
+    """Results, and the keys and values each left in its slots, to the bit."""
+    arena.fill_nan(PAGES, range(512))
+    results = mind.thinker.run(jobs, None)
+    kept = [
+        b"".join(_bits(arena.field(PAGES, name)[:, 64 * job.session - 64 : 64 * job.session]) for name in "kv")
+        for job in jobs
+    ]
+    return list(zip(results, kept, strict=True))
+
+
+def _bits(keys: torch.Tensor) -> bytes:
+    return bytes(keys.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+@pytest.mark.skipif(not torch.cpu.get_capabilities().get("avx512_bf16", False), reason="the packed kernels differ here")
+def test_a_finished_failed_or_prefilling_neighbour_changes_no_bit_of_the_others() -> None:
+    """Six sessions in one launch, one of them poisoned, say and remember what each does alone."""
+    crowd = mind("auto")
+    arena = arena_for(crowd.thinker, tokens=512)
+    crowd.thinker.attention.load(arena)
+    jobs = jobs_of_a_crowd(crowd)
+    poisoned = think(range(448, 452), [5], past=3, steps=1, session=8)  # its past is NaN
+    alone = [run_and_read(crowd, arena, [job])[0] for job in jobs]
+    together = run_and_read(crowd, arena, [*jobs[:2], poisoned, *jobs[2:]])
+
+    assert isinstance(together[2][0], Failed)
+    assert [*together[:2], *together[3:]] == alone

@@ -50,7 +50,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     if unknown:
         raise ConfigError(f"model pocket has no option {', '.join(sorted(unknown))}; it has: thinker")
     path = (options or {}).get("thinker")
-    mind = load_thinker(Path(path).expanduser() if path else None, lane="think", batch_max=1)
+    mind = load_thinker(Path(path).expanduser() if path else None, lane="think")
     talker = voice.Talker(lane="talk", clause_max=CLAUSE_MAX)
     vocoder = voice.Vocoder(lane="vocode")
     transcriber = ears.Transcriber(
@@ -96,7 +96,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
                 voice.latent_fields(),
                 session_slots=LATENTS_PER_SESSION,
             ),
-            mind.thinker.workspace(),
+            mind.thinker.workspace(sessions),
         )
 
     return ModelPlan(

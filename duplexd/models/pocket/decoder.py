@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from duplexd.models.pocket.checkpoint import DecoderShape, DecoderWeights, LayerWeights
-from duplexd.models.pocket.linear import Head, Linear, Precision, hold, hold_head, parameter_bytes
+from duplexd.models.pocket.linear import FEW, Head, Linear, Precision, hold, hold_head, parameter_bytes
 from duplexd.streams.attention import (
     AdjacentPairs,
     Attention,
@@ -94,19 +94,21 @@ class Decoder:
     def forward(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], *, states: bool) -> Tensor | None:
         """Append tokens to rows.
 
-        Args:    tokens: `count` of each row, at least one. states: False when no row needs its hidden state (prefill).
+        Args:    rows: those that append at most FEW tokens first: each takes the kernels of its own size.
+                 tokens: `count` of each row, at least one. states: False when no row needs its hidden state (prefill).
         Returns: normed hidden state of each row's last token, (rows, width), or None without `states`.
         """
         batch = self.attention.pack(rows)
+        few = sum(row.count for row in rows if row.count <= FEW)
         x = F.embedding(torch.tensor([token for part in tokens for token in part], device=self.device), self.embedding)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            queries = self._remember(batch, index, layer, layer.qkv(self._norm(x, layer.attention_norm)))
+            queries = self._remember(batch, index, layer, layer.qkv(self._norm(x, layer.attention_norm), few))
             if index == last and not states:
                 return None  # nobody reads what the last layer says about a token that only is to be remembered
-            x = x + layer.out(batch.attend(index, queries).to(self.dtype))
-            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate).mul_(up))
+            x = x + layer.out(batch.attend(index, queries).to(self.dtype), few)
+            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm), few).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate).mul_(up), few)
         ends = [end - 1 for end in accumulate(row.count for row in rows)]
         return self._norm(x[ends], self._final_norm)
 

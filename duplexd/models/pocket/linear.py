@@ -6,15 +6,18 @@
     4-bit groups   aten::_weight_int4pack_mm_for_cpu            F.linear with a bfloat16 copy
 
 1. The packed kernels read a quarter or half of the bytes, which is what one row costs; for many rows they compute more
-   slowly than bfloat16, hence the copy. `*_ROWS_MAX` is where the two cross on an AVX512 bf16 machine.
+   slowly than bfloat16, hence the copy. `FEW` is where the two cross on an AVX512 bf16 machine.
 2. The 4-bit kernel of torch 2.13 is fast in bfloat16 only (30 times slower in float32), so activations are bfloat16.
 3. No product mixes rows: a NaN in one row leaves its neighbours alone.
+4. Which kernel a row gets depends on how many tokens *its own* context feeds, never on its neighbours: with a packed
+   precision a context decodes to the same bits whoever shares the launch.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
@@ -28,8 +31,8 @@ from duplexd.models.pocket.checkpoint import GROUP, Blocks, DecoderWeights, Matr
 
 log = logging.getLogger(__name__)
 
-INT4_ROWS_MAX = 15
-INT8_ROWS_MAX = 7
+#: A context that feeds so many tokens or fewer takes the packed kernels.
+FEW = 15
 #: Tokens a rough head proposes and the full rows decide between.
 CANDIDATES = 16
 
@@ -53,9 +56,12 @@ _DTYPES = {Precision.FLOAT64: torch.float64, Precision.FLOAT32: torch.float32}
 
 
 class Linear(Protocol):
-    """x (rows, columns) -> (rows, outputs), in the dtype of x."""
+    """x (rows, columns) -> (rows, outputs), in the dtype of x.
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    `few` is how many rows at the head of x belong to contexts that feed at most FEW tokens.
+    """
+
+    def __call__(self, x: Tensor, few: int) -> Tensor: ...
 
 
 class DenseLinear:
@@ -63,11 +69,32 @@ class DenseLinear:
         self.weight = weight
         self.bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, few: int) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
 
-class Int8Linear:
+class PackedLinear(ABC):
+    """A packed matrix for few rows and a bfloat16 copy of it for many."""
+
+    def __init__(self, dense: Tensor, bias: Tensor | None) -> None:
+        self._many = DenseLinear(dense.bfloat16(), bias)
+
+    @abstractmethod
+    def _packed(self, x: Tensor) -> Tensor: ...
+
+    def _few(self, x: Tensor) -> Tensor:
+        y = self._packed(x)
+        return y if self._many.bias is None else y.add_(self._many.bias)
+
+    def __call__(self, x: Tensor, few: int) -> Tensor:
+        if few == len(x):
+            return self._few(x)
+        if few == 0:
+            return self._many(x, few)
+        return torch.cat([self._few(x[:few]), self._many(x[few:], 0)])
+
+
+class Int8Linear(PackedLinear):
     """int8 per output row; loses about 0.4 % of a row's largest weight."""
 
     def __init__(self, matrix: Matrix, bias: Tensor | None) -> None:
@@ -75,16 +102,14 @@ class Int8Linear:
         scale = (weight.abs().amax(1) / 127).clamp(min=1e-12)
         self.codes = (weight / scale[:, None]).round().to(torch.int8)
         self.scale = scale.bfloat16()
-        self.many = DenseLinear(weight.bfloat16(), bias)
+        super().__init__(weight, bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] > INT8_ROWS_MAX:
-            return self.many(x)
+    def _packed(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scale)
-        return y if self.many.bias is None else y.add_(self.many.bias)
+        return y
 
 
-class Int4Linear:
+class Int4Linear(PackedLinear):
     """The checkpoint's own 4-bit groups; only their scales are rounded, to bfloat16."""
 
     def __init__(self, blocks: Blocks, bias: Tensor | None) -> None:
@@ -92,13 +117,11 @@ class Int4Linear:
         # The kernel computes (code - 8) * scale + zero.
         scales = torch.stack([blocks.scale, blocks.low + 8 * blocks.scale], dim=2)
         self.scales = scales.transpose(0, 1).contiguous().bfloat16()
-        self.many = DenseLinear(_dense(blocks).bfloat16(), bias)
+        super().__init__(_dense(blocks), bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] > INT4_ROWS_MAX:
-            return self.many(x)
+    def _packed(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.packed, GROUP, self.scales)
-        return y if self.many.bias is None else y.add_(self.many.bias)
+        return y
 
 
 def _dense(blocks: Blocks) -> Tensor:

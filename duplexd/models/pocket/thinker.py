@@ -38,7 +38,7 @@ from duplexd.units import ticks_from_ms
 log = logging.getLogger(__name__)
 
 CONTEXT_MAX = 1024
-BATCH_MAX = 2
+BATCH_MAX = 4
 REPETITION_PENALTY = 1.15
 STOP_PENALTY = 1e4
 #: The longest a single token is spoken: a year or a long number read out, digit by digit.
@@ -112,9 +112,9 @@ class Thinker:
         """Fields of the `pages` partition: keys before rotation, and values."""
         return self.attention.page_fields()
 
-    def workspace(self) -> PartitionSpec:
-        """Scratch of the running batch, one slot a job."""
-        return self.attention.workspace(self.spec.batch_max)
+    def workspace(self, sessions: int = BATCH_MAX) -> PartitionSpec:
+        """Scratch of the running batch, one slot a job; no more than there are sessions, each has one job at a time."""
+        return self.attention.workspace(min(sessions, self.spec.batch_max))
 
     @property
     def weights_bytes(self) -> int:
@@ -135,7 +135,8 @@ class Thinker:
             raise ValueError(f"{len(jobs)} jobs in one launch of the thinker; at most {self.spec.batch_max}")
         with torch.inference_mode():
             begun = [self._begin(job, index) for index, job in enumerate(jobs)]
-            self._decode([work for work in begun if isinstance(work, _Work)])
+            works = [work for work in begun if isinstance(work, _Work)]
+            self._decode(sorted(works, key=lambda work: len(work.job.feed)))  # short feeds first, see Decoder.forward
             return [self._end(work) if isinstance(work, _Work) else work for work in begun]
 
     def logits(self, job: ThinkJob) -> Tensor:
