@@ -1,4 +1,4 @@
-"""`duplexd bench memory`: what the bookkeeping of memory costs, without a daemon, a model or a browser.
+"""`duplexd bench memory`: what the bookkeeping of memory costs, and what it is worth to the default thinker.
 
 1. Time is the thread's own processor time. Only what a figure names is inside it; putting things back is not.
 2. What is compared is measured in turns within one run, so that whatever slows the machine slows both sides.
@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from duplexd.bench import thinking
+from duplexd.bench.drift import measure_drift
 from duplexd.clock import thread_time
 from duplexd.ids import ContextId, FenceId, SessionId
 from duplexd.memory.classes import CacheClass
@@ -243,5 +245,14 @@ class Crowd:
             self._index.resize(candidate.session, 0)
 
 
+# Drift ---------------------------------------------------------------------------------------------------------------
+
+
+def drift_figures() -> dict[str, Any]:
+    """Relative error of attention after a window has slid a thousand times, in bfloat16."""
+    drift = measure_drift(slides=1000, tokens=1024, seed=1)
+    return {"drift": {"pre_rope": round(drift.pre_rope, 5), "post_rope": round(drift.post_rope, 5)}}
+
+
 #: In the order of the report.
-GROUPS: tuple[Callable[[], dict[str, Any]], ...] = (ledger_figures, eviction_figures)
+GROUPS: tuple[Callable[[], dict[str, Any]], ...] = (ledger_figures, eviction_figures, thinking.figures, drift_figures)

@@ -41,16 +41,19 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     """The plan of the pocket model.
 
     Args:    options: `thinker`: a GGUF file or Hugging Face folder to think with instead of SmolLM2.
+             `batch_max`: sessions that think in one launch, 1 to 64.
     Raises:  ConfigError for another option; ModelError, WeightsError as `load_thinker`.
     """
     from duplexd.models.pocket import ears, turn, voice
-    from duplexd.models.pocket.thinker import CONTEXT_MAX, load_thinker
+    from duplexd.models.pocket.thinker import BATCH_MAX, CONTEXT_MAX, load_thinker
 
-    unknown = set(options or {}) - {"thinker"}
-    if unknown:
-        raise ConfigError(f"model pocket has no option {', '.join(sorted(unknown))}; it has: thinker")
-    path = (options or {}).get("thinker")
-    mind = load_thinker(Path(path).expanduser() if path else None, lane="think")
+    options = dict(options or {})
+    path, batch_max = options.pop("thinker", ""), options.pop("batch_max", str(BATCH_MAX))
+    if options:
+        raise ConfigError(f"model pocket has no option {', '.join(sorted(options))}; it has: thinker, batch_max")
+    if not (batch_max.isdigit() and 1 <= int(batch_max) <= 64):
+        raise ConfigError(f"model pocket: batch_max is {batch_max!r}; it lies in 1..64")
+    mind = load_thinker(Path(path).expanduser() if path else None, lane="think", batch_max=int(batch_max))
     talker = voice.Talker(lane="talk", clause_max=CLAUSE_MAX)
     vocoder = voice.Vocoder(lane="vocode")
     transcriber = ears.Transcriber(
