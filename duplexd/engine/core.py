@@ -159,6 +159,7 @@ class EngineCore:
                     priority=fact.priority,
                     response_deadline=fact.response_deadline,
                     place_wait=self._place_wait,
+                    shortage=self.residency.places.shortage,
                     now=now,
                 )
             except SessionRefused as refused:
@@ -495,6 +496,10 @@ class EngineCore:
             "ingest_held": float(self.stores.ingest.spec.count - self.stores.ingest.free_count),
         }
         values |= {f"tokens_{kind.value}": float(count) for kind, count in usage.tokens.items()}
+        values |= {f"bytes_{kind.value}": float(count * usage.page_bytes) for kind, count in usage.pages.items()}
+        values |= {f"page_{act}": float(count) for act, count in sorted(self.stores.pages.counts.items())}
+        held = [self.stores.pages.owned(session) * usage.page_bytes for session in self.sessions]
+        values["session_bytes_max"] = float(max(held, default=0))
         chunks = [s.chunks for s in self.sessions.values()]
         values["heard_ticks_open"] = float(sum(c.heard_ticks for c in chunks))
         values["discarded_ticks_open"] = float(sum(c.discarded_ticks for c in chunks))

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 import msgspec
 
 from duplexd.channel import Channel, MediaShape, SharedMedia
+from duplexd.engine.admission import places_of
 from duplexd.engine.bargein import BargeInRule, BargeInTunables
 from duplexd.engine.core import EngineCore
 from duplexd.engine.live import LiveWorld
@@ -108,11 +109,13 @@ def stages_of(plan: ModelPlan, layout: ArenaLayout, sessions_max: int) -> dict[s
     return stages
 
 
-def residency_of(layout: ArenaLayout, mover: StageSpec | None, *, sessions_max: int) -> Residency:
+def residency_of(
+    plan: ModelPlan, layout: ArenaLayout, mover: StageSpec | None, *, sessions_max: int, cores: int | None
+) -> Residency:
     pages = layout.partitions[PAGES]
     page_us = mover.cost.per_unit_us if mover is not None else 0
     return Residency(
-        places=min(sessions_max, pages.sessions or sessions_max),
+        places=places_of(plan.stages.values(), contexts=pages.sessions or sessions_max, cores=cores),
         sessions_max=sessions_max,
         page_bytes=pages.slot_bytes,
         pages=pages.count - pages.shared_slots,
@@ -120,7 +123,8 @@ def residency_of(layout: ArenaLayout, mover: StageSpec | None, *, sessions_max: 
     )
 
 
-def core_of(config: EngineConfig, plan: ModelPlan, layout: ArenaLayout) -> EngineCore:
+def core_of(config: EngineConfig, plan: ModelPlan, layout: ArenaLayout, *, cores: int | None = None) -> EngineCore:
+    """The core of an engine. `cores`: that its lanes share; None in a world whose lanes do not."""
     if config.policy not in POLICIES:
         raise ConfigError(f"there is no policy {config.policy!r}; there are {', '.join(POLICIES)}")
     host = host_of(layout, config.sessions_max)
@@ -132,7 +136,7 @@ def core_of(config: EngineConfig, plan: ModelPlan, layout: ArenaLayout) -> Engin
         endpoint=endpoint_of(plan, config.silence_max_ms),
         barge_in=BargeInRule(BargeInTunables(voice_min=ticks_from_ms(config.voice_min_ms))),
         sessions_max=config.sessions_max,
-        residency=residency_of(layout, mover, sessions_max=config.sessions_max),
+        residency=residency_of(plan, layout, mover, sessions_max=config.sessions_max, cores=cores),
         place_wait=nanos_from_ms(config.place_wait_ms),
         mover=mover,
     )
@@ -161,7 +165,8 @@ def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
     executor.open()
     try:
         executor.load(Arena(layout, config.device), within=LOAD_WITHIN)
-        drive(core_of(config, plan, layout), LiveWorld(channel, executor))
+        cores = os.cpu_count() if config.device == "cpu" else None
+        drive(core_of(config, plan, layout, cores=cores), LiveWorld(channel, executor))
     finally:
         wedged = executor.close(within=CLOSE_WITHIN)
         if wedged:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from duplexd.engine.admission import Places
 from duplexd.engine.dialogue import Context
 from duplexd.ids import SessionId, WorkId
 from duplexd.memory.eviction import Candidate, EvictionIndex, Remaining, Verdict, admit_preload
@@ -34,7 +35,9 @@ class Residency:
              bytes_per_second: what the copy lane carries, declared by its cost model.
     """
 
-    def __init__(self, *, places: int, sessions_max: int, page_bytes: int, pages: int, bytes_per_second: int) -> None:
+    def __init__(
+        self, *, places: Places, sessions_max: int, page_bytes: int, pages: int, bytes_per_second: int
+    ) -> None:
         self.places = places
         self.page_bytes = page_bytes
         self.index = EvictionIndex(
@@ -71,7 +74,7 @@ class Residency:
 
     def _seat(self) -> list[SessionId]:
         seated = []
-        while self._line and len(self._seated) < self.places:
+        while self._line and len(self._seated) < self.places.count:
             session = next(iter(self._line))
             del self._line[session]
             self._seated[session] = None

@@ -151,6 +151,7 @@ class Session:
         priority: int,
         response_deadline: Nanos,
         place_wait: Nanos,
+        shortage: str,
         now: Nanos,
     ) -> None:
         self.id = session
@@ -169,6 +170,7 @@ class Session:
         self.has_place = False  #: in the resident set: without it nothing is thought (see residency.py)
         self.quiet_since: Nanos | None = None  #: when the last reply ended
         self._place_wait = place_wait
+        self._shortage = shortage
         self.timeline = Timeline()
         self.chunks = ChunkTable()
         self.dialogue = Dialogue(plan.dialect)
@@ -909,7 +911,7 @@ class Session:
             self._fail_reply("no sound within the response deadline", now)
         elif reply is not None and not self.has_place and now >= reply.accepted_at + self._place_wait:
             waited = self._place_wait // NANOS_PER_MS
-            self._fail_reply(f"busy: others have all places in memory; waited {waited} ms for one", now)
+            self._fail_reply(f"busy: {self._shortage}, and others have them; waited {waited} ms", now)
             self._monitor.count("responses_busy")
 
     def _too_late(self, reply: Reply, now: Nanos) -> bool:

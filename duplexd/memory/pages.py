@@ -22,6 +22,7 @@ A table with pages of 4 tokens, after a pin at 6, a slide by 1 and a cut inside 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from itertools import chain
 from typing import NamedTuple
 
@@ -143,6 +144,7 @@ class PageLedger:
         self.contexts_max = contexts_max
         self.host = host
         self.refusal: Refusal | None = None  #: why the last `append` said no; None after a yes
+        self.counts: Counter[str] = Counter()  #: what was done so far: pages leased, cuts, ...
         self._page_tokens = spec.page_tokens
         self._freed = freed
         self._guards = Guards(passed)
@@ -262,6 +264,7 @@ class PageLedger:
             return
         _trim_runs(table.runs, surplus)
         table.committed = min(table.committed, at)
+        self.counts["cuts"] += 1
         surplus -= self._forget_away(table, surplus, after=after)
         if not surplus:
             return
@@ -286,6 +289,7 @@ class PageLedger:
         runs = _without_first_runs(table.runs, drop)
         _check_sliding(context, table.runs[: len(table.runs) - len(runs) + 1], drop)
         table.runs = runs
+        self.counts["slides"] += 1
         table.committed = max(table.committed - drop, min(table.committed, table.pinned))
         resident = min(drop, len(table.slots) - table.pinned)
         self._forget_oldest_away(table, drop - resident, after=after)
@@ -362,6 +366,7 @@ class PageLedger:
         return page
 
     def _take(self, wanted: int) -> int:
+        self.counts["leases"] += 1
         if wanted in self._free:
             del self._free[wanted]
             return wanted
@@ -373,6 +378,7 @@ class PageLedger:
             # Guard the page also while others refer to it: they may let go without a fence before this one has passed.
             self._guards.guard(extent.page, pending)
             self._references[extent.page] -= 1
+            self.counts["discards"] += not self._references[extent.page]
             self._release(extent.page)
 
     def _release(self, page: int) -> None:
@@ -505,6 +511,7 @@ class PageLedger:
             _extend_runs(table.runs, label, tokens - heard)
             start += tokens
         table.committed = max(table.committed, upto)
+        self.counts["commits"] += 1
 
     # Questions -------------------------------------------------------------------------------------------------------
 
@@ -546,6 +553,10 @@ class PageLedger:
     def contexts(self, owner: Owner) -> list[ContextId]:
         """Contexts an owner has open, oldest first. O(contexts)."""
         return [identity for identity, table in self._contexts.items() if table.owner == owner]
+
+    def owned(self, owner: Owner) -> int:
+        """Pages an owner has, retiring ones included."""
+        return self._owned.get(owner, 0)
 
     @property
     def free_count(self) -> int:

@@ -15,11 +15,11 @@ import torch
 
 from duplexd.channel import MediaShape
 from duplexd.engine.core import EngineCore
-from duplexd.engine.process import EngineConfig, core_of
+from duplexd.engine.process import EngineConfig, core_of, layout_of, stages_of
 from duplexd.engine.simulator import SimNetwork, SimWorld
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId
 from duplexd.memory.arena import Arena
-from duplexd.memory.layout import ArenaLayout, PartitionKind, PartitionSpec
+from duplexd.memory.layout import PartitionKind, PartitionSpec
 from duplexd.messages import AdvanceEpoch, ResumePlayback
 from duplexd.models.clock import plan as clock_plan
 from duplexd.models.pocket.checkpoint import load_checkpoint
@@ -70,18 +70,20 @@ class TinyDialect:
 class ThinkingSimulation(Simulation):
     """The simulated world with the pocket thinker's code and keys in it."""
 
-    def __init__(self, folder: Path, *, seed: int, until_ms: float) -> None:
+    def __init__(
+        self, folder: Path, *, seed: int, until_ms: float, sessions: int = 2, resident: int = 2, pages: int = 48
+    ) -> None:
         tiny = Tiny(vocabulary=VOCABULARY)
         weights = load_checkpoint(write_folder(folder, tiny, random_weights(tiny)))
         self.thinker = Thinker(weights, precision="float64", context_max=256, batch_max=1)
-        self.plan = plan_with(self.thinker)
-        layout = ArenaLayout(self.plan.partitions(2))
-        media = MediaShape(in_slots=64, in_samples=512, out_slots=16, out_samples=RATE)
-        config = EngineConfig(model="tiny", media=media, sessions_max=2)
+        self.plan = plan_with(self.thinker, pages)
+        layout = layout_of(self.plan, sessions, resident)
+        media = MediaShape(in_slots=64, in_samples=512, out_slots=8 * sessions, out_samples=RATE)
+        config = EngineConfig(model="tiny", media=media, sessions_max=sessions, sessions_resident=resident)
         self.core: EngineCore = core_of(config, self.plan, layout)
         self.arena = Arena(layout)
         self.arena.buffer.fill_(0xFF)  # NaN everywhere: whoever reads a slot nobody wrote is found out.
-        stages = self.plan.build()
+        stages = stages_of(self.plan, layout, sessions)
         for stage in stages.values():
             stage.load(self.arena)
         self.world = SimWorld(stages=stages, rng=Random(seed), until=ms(until_ms))
@@ -101,7 +103,7 @@ class ThinkingSimulation(Simulation):
         return self.thinker.logits(ThinkJob(**who, slots=slots, past=len(past), feed=feed, steps=1)).double()
 
 
-def plan_with(thinker: Thinker) -> ModelPlan:
+def plan_with(thinker: Thinker, session_pages: int) -> ModelPlan:
     clock = clock_plan()
     specs: list[StageSpec] = [s if s.role is not Role.THINK else thinker.spec for s in clock.stages.values()]
 
@@ -110,10 +112,10 @@ def plan_with(thinker: Thinker) -> ModelPlan:
         pages = PartitionSpec(
             "pages",
             PartitionKind.PAGES,
-            sessions * 48 + 1,
+            sessions * session_pages + 1,
             thinker.page_fields(),
             page_tokens=8,
-            session_slots=48,
+            session_slots=session_pages,
             shared_slots=1,
         )
         return (*others, pages, thinker.workspace())
@@ -183,3 +185,23 @@ def test_words_over_a_reply_are_prefilled_on_a_branch_and_kept(tmp_path: Path) -
     assert heard > 0
     assert all(job.past >= 5 + 2 + 2 + 3 + heard for job in after)
     assert simulation.difference(1) < 1e-9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_that_were_away_equal_a_fresh_prefill(seed: int, tmp_path: Path) -> None:
+    """Three people talk in turn over memory for one, interrupt and are interrupted; the last to talk had been away."""
+    simulation = ThinkingSimulation(tmp_path / "tiny", seed=seed, until_ms=56_000, sessions=3, resident=1, pages=20)
+    rng = Random(seed)
+    for session in (1, 2, 3):
+        listener = simulation.connect(session, at_ms=200, network=SimNetwork(delay=ms(12), buffer=ms(80)))
+        for turn in range(3):
+            at = 400 + 18_000 * turn + 6000 * (session - 1)
+            listener.type(" ".join(["word"] * 30), at=ms(at), key=f"t{turn}")
+            listener.say(beep(rng.choice([100, 500])), at=ms(at + rng.uniform(300, 1500)))
+    simulation.run()
+    resident = [s for s in (1, 2, 3) if simulation.core.sessions[SessionId(s)].context.readable]
+
+    assert simulation.core.monitor["think_failures"] == 0
+    assert simulation.core.monitor["pages_restored"] > 0
+    assert resident
+    assert max(simulation.difference(session) for session in resident) < 1e-9

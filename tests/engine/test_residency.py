@@ -89,7 +89,9 @@ def test_whoever_waits_too_long_is_told_busy_and_is_answered_later() -> None:
     ask(simulation, 3, 2, at_ms=9000)
     simulation.run()
 
-    assert reasons(simulation, 3) == ["busy: others have all places in memory; waited 1500 ms for one"]
+    assert reasons(simulation, 3) == [
+        "busy: the arena has room for 2 whole contexts, and others have them; waited 1500 ms"
+    ]
     assert list(simulation.final_states(3).values()) == [[FAILED], [COMPLETED]]
     assert simulation.final_states(1)[1] == simulation.final_states(2)[1] == [COMPLETED]
 

@@ -88,6 +88,7 @@ class CopyIn:
             takes=PayloadKind.AUDIO,
             gives=PayloadKind.AUDIO,
             cost=CostModel(fixed_us=20, per_row_us=20),
+            load=0.01,
             batch_max=64,
         )
 
@@ -198,6 +199,7 @@ class Ears:
             takes=PayloadKind.AUDIO,
             gives=PayloadKind.TEXT,
             cost=CostModel(fixed_us=8_000, per_unit_us=28_000),  # the unit is a second of audio
+            load=0.12,
         )
 
     def load(self, arena: ArenaView) -> None:
