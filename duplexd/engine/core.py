@@ -26,6 +26,7 @@ from duplexd.errors import SessionRefused
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, FenceId, SessionId, WorkId
 from duplexd.media.endpoint import EndpointRule
 from duplexd.memory.eviction import Verdict
+from duplexd.memory.ledger import Refusal
 from duplexd.memory.pages import Move
 from duplexd.messages import (
     AdmitSession,
@@ -320,7 +321,7 @@ class EngineCore:
             self._restore(session, now, early=False)
             return None
         launch = session.launch(work, work_id, now)
-        if launch is None and work.role is Role.THINK:
+        if launch is None and work.role is Role.THINK and self.stores.pages.refusal is Refusal.PARTITION_FULL:
             self._make_room(PAGES_A_STEP, now)
         self._scheduler.offer(session.id, session.wanted(now))
         return launch
@@ -379,8 +380,14 @@ class EngineCore:
 
     def _make_room(self, pages: int, now: Nanos) -> None:
         """Order the copies out of those who are needed last; the pages are free when the copies have ended."""
+        if self._mover is None:
+            return  # Everybody fits: what is short is on its way back behind a fence.
         ledger = self.stores.pages
-        for candidate in self.residency.choose(pages, free=ledger.free_count, now=now):
+        chosen = self.residency.choose(pages, free=ledger.free_count, now=now)
+        if not chosen:
+            self._count_again(now)
+            chosen = self.residency.choose(pages, free=ledger.free_count, now=now)
+        for candidate in chosen:
             session = self.sessions[candidate.session]
             self._last_work += 1
             work = WorkId(self._last_work)
@@ -389,6 +396,12 @@ class EngineCore:
             self.residency.left(session.id, work, len(moves), still=left if moves else 0)
             if moves:
                 self._transfer(work, session, moves, leaving=True, now=now)
+
+    def _count_again(self, now: Nanos) -> None:
+        """Pages that a fence still guarded when their session came to rest may leave by now."""
+        for session in self.sessions.values():
+            if not session.wants_place:
+                self.residency.rest(session.id, self.stores.pages.offloadable(session.context.id), now)
 
     def _transfer(self, work: WorkId, session: Session, moves: Sequence[Move], *, leaving: bool, now: Nanos) -> None:
         assert self._mover is not None
