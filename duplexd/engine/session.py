@@ -910,9 +910,13 @@ class Session:
         if reply is not None and self._too_late(reply, now):
             self._fail_reply("no sound within the response deadline", now)
         elif reply is not None and not self.has_place and now >= reply.accepted_at + self._place_wait:
-            waited = self._place_wait // NANOS_PER_MS
-            self._fail_reply(f"busy: {self._shortage}, and others have them; waited {waited} ms", now)
-            self._monitor.count("responses_busy")
+            self._fail_busy(now)
+
+    def _fail_busy(self, now: Nanos) -> None:
+        said = f"{self._shortage}, and others have them; waited {self._place_wait // NANOS_PER_MS} ms"
+        self._emit(InputRefusal(self.id, "busy", f"Session {self.id}: {said}. Say it again in a moment.", ""))
+        self._fail_reply(f"busy: {said}", now)
+        self._monitor.count("responses_busy")
 
     def _too_late(self, reply: Reply, now: Nanos) -> bool:
         deadline = self.response_deadline

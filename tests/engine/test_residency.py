@@ -8,7 +8,7 @@ import pytest
 
 from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
-from duplexd.messages import ResponseChanged, ResponseState
+from duplexd.messages import InputRefusal, ResponseChanged, ResponseState
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
 
 COMPLETED, FAILED = ResponseState.COMPLETED, ResponseState.FAILED
@@ -89,9 +89,10 @@ def test_whoever_waits_too_long_is_told_busy_and_is_answered_later() -> None:
     ask(simulation, 3, 2, at_ms=9000)
     simulation.run()
 
-    assert reasons(simulation, 3) == [
-        "busy: the arena has room for 2 whole contexts, and others have them; waited 1500 ms"
-    ]
+    said = "the arena has room for 2 whole contexts, and others have them; waited 1500 ms"
+    assert reasons(simulation, 3) == [f"busy: {said}"]
+    refused = simulation.news(InputRefusal, 3)
+    assert [(one.code, one.reason) for one in refused] == [("busy", f"Session 3: {said}. Say it again in a moment.")]
     assert list(simulation.final_states(3).values()) == [[FAILED], [COMPLETED]]
     assert simulation.final_states(1)[1] == simulation.final_states(2)[1] == [COMPLETED]
 

@@ -301,6 +301,24 @@ def memory_files(pid: int) -> list[str]:
     return found
 
 
+def test_three_long_conversations_share_memory_for_one() -> None:
+    """What the first has said leaves for host memory when the others need room, and is back for its next turn."""
+
+    async def story(visitor: Visitor) -> None:
+        clients = [await visitor.connect() for _ in range(3)]
+        for turn in range(2):
+            for number, client in enumerate(clients):
+                say(client, "say 2 " + "word " * (380 if turn == 0 else 3), f"{turn}-{number}")
+                await message(client, "reply", state="completed", seconds=15)
+        metrics = await visitor.daemon.metrics()
+        assert metrics["duplexd_engine_pages_offloaded"] > 0
+        assert metrics["duplexd_engine_pages_restored"] > 0
+        for client in clients:
+            await client.close()
+
+    at_a_daemon(story, "--sessions-resident", "1")
+
+
 def test_fifty_connections_leave_nothing_behind() -> None:
     """Threads, tasks, descriptors, slots and pages return to where they were (T-MEM-04)."""
 
