@@ -207,7 +207,7 @@ function showLevels(micDb, remoteDb) {
 }
 
 function setLevel(element, name, level) {
-  const value = level.toFixed(2);
+  const value = (Math.round(level * 20) / 20).toFixed(2); // finer and room noise alone would paint all day
   if (element.style.getPropertyValue(name) !== value) element.style.setProperty(name, value);
 }
 
