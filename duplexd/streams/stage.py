@@ -70,7 +70,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     gives: PayloadKind
     cost: CostModel
     batch_max: int = 1  #: rows of one launch
-    load: float = 0.0  #: lane time of one talking session, as a share of real time, worst case; 0: not counted
+    load: float = 0.0  #: lane time of one session in conversation, as a share of real time; 0: not counted
 
 
 # Jobs -------------------------------------------------------------------------------------------------------------

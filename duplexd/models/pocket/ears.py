@@ -199,7 +199,7 @@ class Ears:
             takes=PayloadKind.AUDIO,
             gives=PayloadKind.TEXT,
             cost=CostModel(fixed_us=8_000, per_unit_us=28_000),  # the unit is a second of audio
-            load=0.12,
+            load=0.06,
         )
 
     def load(self, arena: ArenaView) -> None:

@@ -106,7 +106,7 @@ class Thinker:
             # SmolLM2 in int4 on one core; a unit is a decoded token, or about four prefilled ones.
             cost=CostModel(fixed_us=2_000, per_row_us=1_000, per_unit_us=12_000),
             batch_max=batch_max,
-            load=0.15,
+            load=0.09,
         )
 
     def page_fields(self) -> tuple[FieldSpec, ...]:

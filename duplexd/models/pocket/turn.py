@@ -41,7 +41,7 @@ class Turn:
             takes=PayloadKind.AUDIO,
             gives=PayloadKind.MEDIA_FEATURE,
             cost=CostModel(fixed_us=90_000),
-            load=0.03,
+            load=0.02,
         )
 
     def load(self, arena: ArenaView) -> None:

@@ -129,7 +129,7 @@ class Talker:
             takes=PayloadKind.TEXT,
             gives=PayloadKind.LATENT,
             cost=CostModel(fixed_us=7_000, per_unit_us=250),
-            load=0.02,
+            load=0.01,
         )
 
     def load(self, arena: Any) -> None:
@@ -266,7 +266,7 @@ class Vocoder:
             takes=PayloadKind.LATENT,
             gives=PayloadKind.AUDIO,
             cost=CostModel(fixed_us=7_500, per_unit_us=200),
-            load=0.06,
+            load=0.04,
         )
 
     def load(self, arena: Any) -> None:
