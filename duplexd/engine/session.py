@@ -1039,14 +1039,7 @@ class Session:
     def _wants_thought(self, reply: Reply, now: Nanos) -> bool:
         if reply.thought or self._busy.get(Role.THINK) or not self.has_place:
             return False
-        if reply.chunks_published == 0:
-            return not self._first_words_on_their_way(reply)
-        return not self._upstream_ahead(reply, now)
-
-    def _first_words_on_their_way(self, reply: Reply) -> bool:
-        """Somebody waits for the first sound: until it is out, no further thought competes with talker and vocoder."""
-        talking = bool(reply.to_talk or self._busy.get(Role.TALK))
-        return talking or bool(reply.unplanned() or self._busy.get(Role.RENDER))
+        return reply.chunks_published == 0 or not self._upstream_ahead(reply, now)
 
     def _wants_talk(self, reply: Reply, now: Nanos) -> bool:
         if not reply.to_talk or self._busy.get(Role.TALK) or not self._stores.latents_free(self.id):
