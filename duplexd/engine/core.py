@@ -291,6 +291,7 @@ class EngineCore:
         launch = self._begin(work, work_id, now)
         if launch is None:
             return False
+        place = len(self._out)  # Before the copies that riders may order: names of work only grow (streams/fence.py).
         owners, jobs = [work.session], list(launch.jobs)
         for other in self._riders(work, others):
             if len(jobs) == self.plan.stages[work.stage].batch_max:
@@ -300,7 +301,7 @@ class EngineCore:
                 jobs += own.jobs
         self._work_of[work_id] = tuple(owners)
         self._scheduler.begin(work_id, work.stage)
-        self._out.append(Launch(work_id, work.stage, tuple(jobs)))
+        self._out.insert(place, Launch(work_id, work.stage, tuple(jobs)))
         return True
 
     def _riders(self, work: Work, others: Sequence[Work]) -> Iterator[Work]:

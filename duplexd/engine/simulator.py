@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from duplexd.engine.core import EngineCore
 from duplexd.engine.work import Launch, StageFailed, StageFinished
+from duplexd.errors import LedgerError
 from duplexd.ids import SessionId
 from duplexd.media.energy import EnergyDetector
 from duplexd.media.line import (
@@ -153,6 +154,10 @@ class SimWorld:
         heapq.heappush(self._heap, (max(when, self._now), next(self._serial), happen))
 
     def _launch(self, launch: Launch, now: Nanos) -> None:
+        if self.launches and launch.work <= self.launches[-1][1].work:
+            # As the fence book of a live engine does: its lanes would refuse the launch, and the engine would die.
+            last = self.launches[-1][1].work
+            raise LedgerError(f"work {launch.work} was launched after work {last}; names only grow")
         self.launches.append((now, launch))
         stage = self.stages[launch.stage]
         cost = stage.spec.cost.predict_us(rows=len(launch.jobs), units=_units(launch)) * 1000

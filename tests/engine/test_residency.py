@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import Random
 
+import msgspec
 import pytest
 
 from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
 from duplexd.messages import InputRefusal, ResponseChanged, ResponseState
+from duplexd.streams.stage import CostModel
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
 
 COMPLETED, FAILED = ResponseState.COMPLETED, ResponseState.FAILED
@@ -51,6 +54,11 @@ def require_all_completed(simulation: Simulation, sessions: Iterable[int], turns
         assert list(simulation.final_states(session).values()) == [[COMPLETED]] * turns
         assert remembered == heard_words(simulation.world.listeners[SessionId(session)])
         assert len(remembered) == 3 * turns
+
+
+def prefer(simulation: Simulation, sessions: Iterable[int]) -> None:
+    for session in sessions:
+        simulation.core.sessions[SessionId(session)].priority = 9
 
 
 def reasons(simulation: Simulation, session: int) -> list[str]:
@@ -158,3 +166,33 @@ def test_think_steps_of_several_sessions_share_a_launch() -> None:
     assert max(batches) > 1
     for session in range(1, 5):
         assert history_words(simulation, session) == heard_words(simulation.world.listeners[SessionId(session)])
+
+
+@pytest.mark.parametrize("seed", [0, 2, 7])
+def test_a_rider_that_orders_its_memory_back_comes_after_the_launch_it_missed(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ask at once under pressure: one thinks, the other's pages are away. The copy was launched before the older
+    launch that the other had wanted to ride on; a live engine dies of that.
+    """
+    monkeypatch.setattr("duplexd.models.clock.PAGES_PER_SESSION", 4)
+    rng = Random(seed)
+    simulation = crowd(4, 2, until_ms=37_000)
+    for name, costs_us in (("think", (10_000, 25_000, 40_000)), ("mover", (5_000, 20_000, 60_000))):
+        stage = simulation.world.stages[name]
+        stage.spec = msgspec.structs.replace(stage.spec, cost=CostModel(fixed_us=rng.choice(costs_us)))
+    simulation.world.at(ms(900), lambda: prefer(simulation, (1, 3)))
+    for number in range(9):
+        at_ms = 1000 + 3800 * number
+        first, second = rng.sample(range(1, 5), 2)
+        ask(simulation, first, rng.choice([3, 6, 8]), at_ms=at_ms)
+        ask(simulation, second, rng.choice([3, 6, 8]), at_ms=at_ms + rng.choice([0, 20, 80]))
+    simulation.run()
+
+    assert simulation.core.monitor["restores_late"] > 0
+    for session in range(1, 5):
+        remembered, heard = (
+            history_words(simulation, session),
+            heard_words(simulation.world.listeners[SessionId(session)]),
+        )
+        assert heard[len(heard) - len(remembered) :] == remembered  # The oldest exchanges have slid out.
