@@ -43,6 +43,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"
     policy: str = "interaction"
     barge_in: bool = True  #: whether a new session can be interrupted by voice; a page may change it
+    speculation: bool = True  #: answer a turn that is probably over before that is certain; unheard until it is
     voice_detector: str = "auto"  #: what tells voice: "silero", "energy", or the model's own choice
     voice_min_ms: float = 200.0  #: a shorter voice interrupts nobody
     echo_warmup_ms: float = 1500.0  #: at the start of a session the echo canceller is still learning: be slower to hold

@@ -114,6 +114,7 @@ class ImageArrived(Message, frozen=True):
 class SettingChanged(Message, frozen=True):
     barge_in: bool | None = None
     echo_cancellation: bool | None = None
+    speculation: bool | None = None
 
 
 class SlotsFreed(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -15,7 +15,9 @@ def add_bench(commands: Any) -> None:
     kinds = bench.add_subparsers(required=True, metavar="BENCH")
     talk = kinds.add_parser("talk", help="voice to voice: questions spoken, answers heard")
     talk.add_argument("--turns", type=int, default=20)
+    talk.add_argument("--pauses", type=int, default=20, help="utterances with a pause for thought, at most 20")
     talk.add_argument("--model", default="pocket", help="default: pocket")
+    talk.add_argument("--pairs", action="store_true", help="every question twice: with speculative turns and without")
     _common(talk, run_talk)
     barge_in = kinds.add_parser("barge-in", help="interruptions: when it is quiet, and what is remembered")
     barge_in.add_argument("--count", type=int, default=50)
@@ -46,7 +48,14 @@ def run_talk(options: argparse.Namespace) -> int:
     from duplexd.bench.talk import bench
 
     report = asyncio.run(
-        bench(turns=options.turns, impaired=options.impaired, model=options.model, folder=options.keep)
+        bench(
+            turns=options.turns,
+            pauses=options.pauses,
+            impaired=options.impaired,
+            model=options.model,
+            folder=options.keep,
+            pairs=options.pairs,
+        )
     )
     return _publish(report, options.json)
 
@@ -77,7 +86,7 @@ def _publish(report: dict[str, Any], file: Path | None) -> int:
 
     table = Table("figure", "value", show_header=False)
     for name, value in report.items():
-        if name not in ("each", "paused", "metrics"):
+        if name not in ("each", "each_without", "paused", "metrics"):
             table.add_row(name, json.dumps(value) if not isinstance(value, str) else value)
     Console(soft_wrap=True).print(table)
     if file is not None:

@@ -118,6 +118,10 @@ class Stage(AsyncScoped):
     async def type(self, text: str) -> None:
         await self.page.evaluate("text => window.duplexd.say(text)", text)
 
+    async def speculate(self, on: bool) -> None:
+        """Whether the session answers turns that are probably over before that is certain."""
+        await self.page.evaluate("on => window.duplexd.speculate(on)", on)
+
     async def events(self, *kinds: str, since: Nanos = Nanos(0)) -> list[Event]:
         """The page's log entries of these kinds, on the host's clock."""
         script = (

@@ -7,7 +7,8 @@ to the first audible sample at the loudspeaker.
    machine's (a stalled loop, a starved browser), and then listed with the loop's lag.
 4. Uplink lateness is how much later the person's audio reached the engine's door than the fastest packet of the last
    ten seconds: jitter of the network, and what was waited for lost packets.
-5. Utterances with pauses for thought are played afterwards: a reply that begins inside one is a premature end.
+5. With `pairs` every question is asked twice in a row, with speculative turns and without, in alternating order.
+6. Utterances with pauses for thought are played afterwards: a reply that begins inside one is a premature end.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Turn(msgspec.Struct):
     engine_gap_ms: float = 0.0
     loop_lag_ms: float = 0.0  #: longest of about the last minute
     premature: bool = False  #: answered before the question was over: no voice-to-voice figure
+    speculated: bool = True  #: speculative turns were allowed
 
 
 class Paused(msgspec.Struct):
@@ -53,15 +55,26 @@ class Paused(msgspec.Struct):
     turns: list[str]
 
 
-async def bench(*, turns: int, impaired: bool, model: str, folder: Path | None) -> dict[str, Any]:
+async def bench(
+    *, turns: int, pauses: int, impaired: bool, model: str, folder: Path | None, pairs: bool
+) -> dict[str, Any]:
     """Run the bench; returns what `--json` writes."""
     questions = recordings.load("question")
     async with Stage("--model", model, impaired=BAD if impaired else None) as stage:
         await _settle(stage)
-        talked = [await _turn(stage, questions[index % len(questions)]) for index in range(turns)]
-        paused = [await _paused(stage, one) for one in recordings.load("paused")]
+        talked: list[Turn] = []
+        without: list[Turn] = []
+        for index in range(turns):
+            question = questions[index % len(questions)]
+            for speculated in _order(index) if pairs else (True,):
+                (talked if speculated else without).append(await _turn(stage, question, speculated=speculated))
+        await stage.speculate(True)
+        paused = [await _paused(stage, one) for one in recordings.load("paused")[:pauses]]
         metrics = await stage.daemon.metrics()
         report = _report(stage, talked, paused, metrics, impaired=impaired, model=model)
+        if pairs:
+            report["pairs"] = _compare(talked, without)
+            report["each_without"] = [msgspec.structs.asdict(t) for t in without]
         keep(folder, "talk-loudspeaker", stage.rig.loudspeaker.recording(), report)
         keep(folder, "talk-microphone", stage.rig.microphone.recording(), report)
         stage.require_whole_recordings()
@@ -79,7 +92,25 @@ async def _settle(stage: Stage) -> None:
     await asyncio.sleep(QUIET_AFTER_S)
 
 
-async def _turn(stage: Stage, question: Recording) -> Turn:
+def _order(index: int) -> tuple[bool, bool]:
+    """What comes second is answered with a longer history: neither side always does."""
+    return (True, False) if index % 2 == 0 else (False, True)
+
+
+def _compare(talked: list[Turn], without: list[Turn]) -> dict[str, Any]:
+    """Voice to voice of the same questions with speculative turns and without, milliseconds."""
+    both = [(a.v2v_ms, b.v2v_ms) for a, b in zip(talked, without, strict=True)]
+    paired = [(a, b) for a, b in both if a is not None and b is not None]
+    sides = {"with": [a for a, _ in paired], "without": [b for _, b in paired], "saved": [b - a for a, b in paired]}
+    shares = {f"p{round(100 * share)}": share for share in (0.1, 0.25, 0.5, 0.75, 0.9)}
+    return {"pairs": len(paired)} | {
+        f"{name}_ms": {key: percentile(values, share) for key, share in shares.items()}
+        for name, values in sides.items()
+    }
+
+
+async def _turn(stage: Stage, question: Recording, *, speculated: bool) -> Turn:
+    await stage.speculate(speculated)
     before = await stage.daemon.metrics()
     latencies = len(await stage.latencies())
     said = await stage.say(question.pcm(), recordings.RATE)
@@ -88,7 +119,7 @@ async def _turn(stage: Stage, question: Recording) -> Turn:
     answered = await stage.wait_for("speaking", limit_s=6.0)
     await stage.wait_for("listening", limit_s=REPLY_LIMIT_S)
     await asyncio.sleep(QUIET_AFTER_S)
-    turn = Turn(question.name, question.text)
+    turn = Turn(question.name, question.text, speculated=speculated)
     turn.premature = await _early(stage, said.start, ended)
     if not answered or turn.premature:
         return turn
@@ -182,6 +213,7 @@ def _report(
             "of": len(paused),
             "merged": sum(p.merged for p in paused if p.premature),
         },
+        "speculation": _speculation(metrics),
         "uplink_late_ms": {p: round(metrics[f"duplexd_frontend_uplink_late_ms_{p}"], 1) for p in ("p50", "p99")},
         "model": model,
         "impaired": BAD_TEXT if impaired else None,
@@ -190,3 +222,10 @@ def _report(
         "paused": [msgspec.structs.asdict(p) for p in paused],
         "metrics": metrics,
     }
+
+
+def _speculation(metrics: dict[str, float]) -> dict[str, float]:
+    """Counts of the whole run, pauses for thought included, and what was made for nothing."""
+    names = ("speculations", "speculations_confirmed", "speculations_dropped", "speculative_tokens_discarded")
+    counts = {name: metrics.get(f"duplexd_engine_{name}", 0.0) for name in names}
+    return counts | {"audio_discarded_ms": round(metrics.get("duplexd_engine_speculative_us_discarded", 0.0) / 1000)}

@@ -106,10 +106,21 @@ class ChunkTable:
                 self._split(chunk, at)
                 continue
             if chunk.state is not ChunkState.RETIRING:
-                running = chunk.state is ChunkState.RUNNING
-                self.move(chunk, ChunkState.RETIRING if running else ChunkState.DISCARDED)
+                self._drop(chunk)
                 dropped.append(chunk)
         return dropped
+
+    def forget_unpublished(self) -> list[Chunk]:
+        """What nobody has been given is dropped, or retires while a lane still writes it; returns it in order."""
+        unpublished = (ChunkState.PLANNED, ChunkState.RUNNING, ChunkState.READY)
+        dropped = [chunk for chunk in self.alive() if chunk.state in unpublished]
+        for chunk in dropped:
+            self._drop(chunk)
+        return dropped
+
+    def _drop(self, chunk: Chunk) -> None:
+        running = chunk.state is ChunkState.RUNNING
+        self.move(chunk, ChunkState.RETIRING if running else ChunkState.DISCARDED)
 
     def _split(self, chunk: Chunk, at: Ticks) -> None:
         """Only the chunk that straddles an interruption may be split (DESIGN §2)."""

@@ -14,14 +14,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from duplexd.engine.bargein import BargeInRule
-from duplexd.engine.dialogue import Dialogue
+from duplexd.engine.dialogue import Context, Dialogue
 from duplexd.engine.monitor import Monitor
 from duplexd.engine.policy import SchedulingPolicy
 from duplexd.engine.residency import Residency, Transfer
 from duplexd.engine.scheduler import Scheduler
 from duplexd.engine.session import FEED_MAX, Session
+from duplexd.engine.speculation import SpeculationTunables
 from duplexd.engine.stores import Stores
-from duplexd.engine.work import Launch, Need, StageFailed, StageFinished, Work
+from duplexd.engine.work import PATIENT, Launch, StageFailed, StageFinished, Work
 from duplexd.errors import SessionRefused
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, FenceId, SessionId, WorkId
 from duplexd.media.endpoint import EndpointRule
@@ -74,6 +75,7 @@ class EngineCore:
         sessions_max: int,
         residency: Residency,
         place_wait: Nanos,
+        speculation: SpeculationTunables,
         mover: StageSpec | None = None,
     ) -> None:
         self.plan = plan
@@ -87,6 +89,7 @@ class EngineCore:
         self._sessions_max = sessions_max
         self.residency = residency
         self._place_wait = place_wait
+        self._speculation = speculation
         self._mover = mover
         self._scheduler = Scheduler(plan.stages if mover is None else {**plan.stages, mover.name: mover}, policy)
         self._out: list[Any] = []
@@ -161,6 +164,7 @@ class EngineCore:
                     response_deadline=fact.response_deadline,
                     place_wait=self._place_wait,
                     shortage=self.residency.places.shortage,
+                    speculation=self._speculation,
                     now=now,
                 )
             except SessionRefused as refused:
@@ -233,6 +237,7 @@ class EngineCore:
 
     def _touch(self, session: Session, now: Nanos) -> None:
         """Something about this session has changed: decide, then offer what it wants."""
+        session.may_speculate = self.residency.taken_by_others(session.id) < self._speculation.load_max
         session.settle(now)
         if session.fault:
             self._emit(EndSession(session.id, session.fault))
@@ -310,7 +315,7 @@ class EngineCore:
             return
         seen = {work.session}
         for other in others:
-            waits = work.need is not Need.INPUT and other.need is Need.INPUT
+            waits = work.need not in PATIENT and other.need in PATIENT
             if other.role is Role.THINK and other.session not in seen and not waits:
                 seen.add(other.session)
                 yield other
@@ -318,8 +323,8 @@ class EngineCore:
     def _begin(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
         """One session's share of a launch; None when it cannot start now."""
         session = self.sessions[work.session]
-        if work.role is Role.THINK and not session.thinking_context.readable:
-            self._restore(session, now, early=False)
+        if work.role is Role.THINK and not session.context_of(work).readable:
+            self._restore(session, session.context_of(work), now, early=False)
             return None
         launch = session.launch(work, work_id, now)
         if launch is None and work.role is Role.THINK and self.stores.pages.refusal is Refusal.PARTITION_FULL:
@@ -358,16 +363,15 @@ class EngineCore:
         verdict = self.residency.judge_preload(pages, queued=self._queued_moves())
         self.monitor.count(f"preloads_{verdict.name.lower()}")
         if verdict is Verdict.HIDEABLE:
-            self._restore(session, now, early=True)
+            self._restore(session, session.context, now, early=True)
 
     def _queued_moves(self) -> Nanos:
         assert self._mover is not None
         pages = sum(transfer.pages for transfer in self._transfers.values())
         return Nanos(self._mover.cost.predict_us(rows=len(self._transfers), units=pages) * 1000)
 
-    def _restore(self, session: Session, now: Nanos, *, early: bool) -> None:
+    def _restore(self, session: Session, context: Context, now: Nanos, *, early: bool) -> None:
         """Order the copy back of all that is away, or room for it first."""
-        context = session.thinking_context
         if context.moving is not None:
             return
         self._last_work += 1
@@ -377,7 +381,7 @@ class EngineCore:
             self._make_room(self.stores.pages.away_pages(context.id), now)
             return
         self.monitor.count("restores_early" if early else "restores_late")
-        self._transfer(work, session, moves, leaving=False, now=now)
+        self._transfer(work, session, context, moves, leaving=False, now=now)
 
     def _make_room(self, pages: int, now: Nanos) -> None:
         """Order the copies out of those who are needed last; the pages are free when the copies have ended."""
@@ -396,7 +400,7 @@ class EngineCore:
             left = ledger.offloadable(session.context.id)
             self.residency.left(session.id, work, len(moves), still=left if moves else 0)
             if moves:
-                self._transfer(work, session, moves, leaving=True, now=now)
+                self._transfer(work, session, session.context, moves, leaving=True, now=now)
 
     def _count_again(self, now: Nanos) -> None:
         """Pages that a fence still guarded when their session came to rest may leave by now."""
@@ -404,9 +408,11 @@ class EngineCore:
             if not session.wants_place:
                 self.residency.rest(session.id, self.stores.pages.offloadable(session.context.id), now)
 
-    def _transfer(self, work: WorkId, session: Session, moves: Sequence[Move], *, leaving: bool, now: Nanos) -> None:
+    def _transfer(
+        self, work: WorkId, session: Session, context: Context, moves: Sequence[Move], *, leaving: bool, now: Nanos
+    ) -> None:
         assert self._mover is not None
-        self._transfers[work] = Transfer(session.context, leaving, len(moves), now)
+        self._transfers[work] = Transfer(context, leaving, len(moves), now)
         job = MoveJob(
             session=session.id,
             epoch=session.timeline.epoch,

@@ -109,6 +109,13 @@ class Dialogue:
         other.finish_reply(kept=kept, text=text)
         return other
 
+    def supposing(self, words: str) -> Dialogue:
+        """What this dialogue would be if the open turn ended with these words."""
+        other = Dialogue(self._dialect, exchanges=self.exchanges)
+        other.say(words)
+        other.close_user()
+        return other
+
     def slide(self) -> int:
         """Forget the oldest exchange; returns how many tokens went, 0 when there is none."""
         if not self.exchanges:
@@ -168,7 +175,7 @@ class Context:
         """Tokens wanted that no key exists for."""
         return len(self.want) - len(self.ids)
 
-    def launch(self, work: WorkId, *, steps: int, feed_max: int) -> Feed:
+    def launch(self, work: WorkId, *, steps: int, feed_max: int, label: CacheClass = CacheClass.INGEST) -> Feed:
         """Append the next tokens (and room for `steps` decoded ones). Raises ArenaFull and appends nothing when short.
 
         Decoding needs a token to begin with: when none is new (a reply is begun anew), the newest is fed again.
@@ -179,7 +186,6 @@ class Context:
         feed = tuple(self.want[len(self.ids) : len(self.ids) + feed_max])
         steps = steps if len(self.ids) + len(feed) == len(self.want) else 0
         room = max(0, steps - 1)
-        label = CacheClass.CURRENT if steps else CacheClass.INGEST
         if not self._pages.append(self.id, len(feed) + room, label):
             why = self._pages.refusal.value if self._pages.refusal else "refused"
             raise ArenaFull(f"context {self.id} needs {len(feed) + room} more tokens: {why}")

@@ -28,7 +28,7 @@ class Fcfs:
 
 
 class Interaction:
-    """U0 nearly silent, U1 waiting for the first sound, U2 by utility (seed 002 §3.2, DESIGN §7).
+    """U0 nearly silent, U1 waiting for the first sound, U2 by utility, suspicion last (seed 002 §3.2, DESIGN §7).
 
     Missing telemetry turns its own term off: without a playback cursor a session is served by ready age.
     """
@@ -41,6 +41,8 @@ class Interaction:
         self.beta = beta
 
     def rank(self, work: Work, now: Nanos, pool_share: float) -> tuple[float, ...]:
+        if work.need is Need.SPECULATION:
+            return (4, work.ready_at, work.session)
         if work.role in (Role.COPY, Role.JUDGE):
             return (0, work.ready_at, work.session)
         if work.need is Need.CHUNK and work.started and work.measured:

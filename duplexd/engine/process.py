@@ -20,6 +20,7 @@ from duplexd.engine.live import LiveWorld
 from duplexd.engine.loop import drive
 from duplexd.engine.policy import POLICIES
 from duplexd.engine.residency import Residency
+from duplexd.engine.speculation import SpeculationTunables
 from duplexd.engine.stores import PAGES, Stores
 from duplexd.errors import ConfigError, DuplexdError
 from duplexd.media.endpoint import EndpointRule, Scale, default_rule
@@ -45,6 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place_wait_ms: float = 3000.0
     policy: str = "interaction"
     device: str = "cpu"
+    speculation: bool = True
     model_options: dict[str, str] = {}
     silence_max_ms: float = 700.0
     voice_min_ms: float = 200.0
@@ -138,6 +140,7 @@ def core_of(config: EngineConfig, plan: ModelPlan, layout: ArenaLayout, *, cores
         sessions_max=config.sessions_max,
         residency=residency_of(plan, layout, mover, sessions_max=config.sessions_max, cores=cores),
         place_wait=nanos_from_ms(config.place_wait_ms),
+        speculation=SpeculationTunables(turn_max=SpeculationTunables().turn_max if config.speculation else 0),
         mover=mover,
     )
 

@@ -61,7 +61,6 @@ class Reply:
     def __init__(
         self,
         *,
-        response: ResponseId,
         turn: TurnId,
         epoch: Epoch,
         start: Ticks,
@@ -71,7 +70,7 @@ class Reply:
         words_enough: int,
         tokens_max: int,
     ) -> None:
-        self.response = response
+        self.response = ResponseId(0)  #: 0 until it is accepted
         self.turn = turn
         self.epoch = epoch
         self.state = ResponseState.ACCEPTED
@@ -102,6 +101,12 @@ class Reply:
     @property
     def text(self) -> str:
         return self._splitter.text
+
+    def accept(self, response: ResponseId, turn: TurnId, *, ended_at: Nanos, now: Nanos) -> None:
+        """The turn it answers has ended. What was made before that cost the person no time."""
+        self.response, self.turn, self.accepted_at, self.ended_at = response, turn, now, ended_at
+        self.prefilled_at = now if self.prefilled_at else Nanos(0)
+        self.worded_at = now if self.worded_at else Nanos(0)
 
     def move(self, state: ResponseState) -> None:
         if state not in _LEGAL[self.state]:

@@ -81,6 +81,11 @@ class Residency:
             seated.append(session)
         return seated
 
+    def taken_by_others(self, session: SessionId) -> float:
+        """Share of the places that others have or wait for."""
+        others = len(self._seated) + len(self._line) - (session in self._seated) - (session in self._line)
+        return others / self.places.count
+
     @property
     def seated_count(self) -> int:
         return len(self._seated)

@@ -22,9 +22,19 @@ from duplexd.engine.clause import halves
 from duplexd.engine.dialogue import Context, Dialogue
 from duplexd.engine.monitor import Monitor
 from duplexd.engine.reply import PlacedWord, Reply, SpokenClause, spoken_words
+from duplexd.engine.speculation import Likelihood, Speculation, SpeculationTunables, likelihood_of_end
 from duplexd.engine.stores import Stores
 from duplexd.engine.timeline import Timeline
-from duplexd.engine.utterance import HELD_PREFIX, PREFIX, ListenKind, ListenWindow, Utterance, join
+from duplexd.engine.utterance import (
+    HELD_PREFIX,
+    PARTIAL_EAGER,
+    PARTIAL_EVERY,
+    PREFIX,
+    ListenKind,
+    ListenWindow,
+    Utterance,
+    join,
+)
 from duplexd.engine.work import Launch, Need, StageFailed, StageFinished, Work
 from duplexd.errors import ArenaFull
 from duplexd.ids import ChunkId, ConditionVersion, FenceId, ResponseId, SessionId, TurnId, WorkId
@@ -115,6 +125,7 @@ class Flight(msgspec.Struct):
     epoch: int
     launched_at: Nanos
     detail: Any = None
+    reply: Reply | None = None  #: that it is a step of; None: it is a step of none
 
 
 class Pace:
@@ -152,6 +163,7 @@ class Session:
         response_deadline: Nanos,
         place_wait: Nanos,
         shortage: str,
+        speculation: SpeculationTunables,
         now: Nanos,
     ) -> None:
         self.id = session
@@ -180,6 +192,12 @@ class Session:
         self.reply: Reply | None = None
         self.utterance: Utterance | None = None
         self.contest: Contest | None = None
+        self.speculation: Speculation | None = None
+        self.may_speculate = True  #: what the core says of the load
+        self._speculating = speculation
+        self._allow_speculation = speculation.turn_max > 0
+        self._speculations_left = 0  #: of this turn
+        self._early_left = 0  #: of them, in the middle of a voice
         self.turn = TurnId(0)
         self.condition = ConditionVersion(0)
         self.stalled = False
@@ -229,6 +247,8 @@ class Session:
             prefix = HELD_PREFIX if fact.held else PREFIX
             start = Ticks(max(0, fact.at - prefix, self._window_floor))
             self.utterance = Utterance(onset=fact.at, start=start, listen_max=self._plan.listen_max)
+            self._speculations_left = self._speculating.turn_max
+            self._early_left = self._speculating.early_max
             self.turn = TurnId(self.turn + 1)
         if self.reply is None or not self.allow_barge_in:
             if fact.hold:
@@ -360,6 +380,11 @@ class Session:
             self.allow_barge_in = fact.barge_in
         if fact.echo_cancellation is not None:
             self.echo_cancelled = fact.echo_cancellation
+        if fact.speculation is not None:
+            self._allow_speculation = fact.speculation and self._speculating.turn_max > 0
+            if not self._allow_speculation:
+                self._drop_speculation()
+                self._follow()
 
     # Stages came back ----------------------------------------------------------------------------------------------
 
@@ -402,8 +427,7 @@ class Session:
                 self.utterance.judging = None
         else:
             if flight.role is Role.THINK:
-                context, _ = flight.detail
-                context.abort(work)
+                flight.detail.abort(work)
                 self._think_failures += 1
                 if self._think_failures >= THINK_FAILURES_MAX:
                     self.fault = f"the thinker failed {self._think_failures} times in a row, last: {reason}"
@@ -411,16 +435,20 @@ class Session:
                 return
             if flight.role is Role.RENDER:
                 self._retire_chunk(flight.detail)
-            if self.reply is not None and flight.epoch == self.timeline.epoch:
+            if flight.reply is None or flight.reply is not self._making:
+                return
+            if self.speculation is not None:
+                self._abandon_speculation()  # What failed on suspicion is tried again when the turn has ended.
+            else:
                 self._fail_reply(f"stage {flight.role.value} failed: {reason}", now)
 
     def _talk_in_halves(self, flight: Flight) -> bool:
         """A clause the talker cannot take is too long, as a rule: try its halves. False for a single word."""
-        reply: Reply | None = flight.detail[0]
-        _, lease, clause = flight.detail
+        reply = flight.reply
+        lease, clause = flight.detail
         self._stores.discard(lease)
         parts = halves(clause)
-        if parts is None or reply is None or reply is not self.reply:
+        if parts is None or reply is None or reply is not self._making:
             return False
         reply.to_talk.extendleft(reversed(parts))
         return True
@@ -454,7 +482,7 @@ class Session:
         elif self.reply is None and stable:
             self.dialogue.say(join(self._reopened_text, stable))
             self._make_room()
-            self.context.follow(self.dialogue.tokens())
+            self._follow()
 
     def _reopened(self) -> str:
         text, self._reopened_text = self._reopened_text, ""
@@ -467,37 +495,40 @@ class Session:
         utterance.answer(result.probability)
 
     def _thought(self, work: WorkId, flight: Flight, result: ThinkResult, now: Nanos) -> None:
-        context: Context
-        reply: Reply | None
-        context, reply = flight.detail
-        stale = flight.epoch != self.timeline.epoch or reply is None or reply is not self.reply
+        context: Context = flight.detail
+        reply = flight.reply
+        stale = flight.epoch != self.timeline.epoch or reply is None or reply is not self._making
         context.land(work, () if stale else result.tokens)
         self._think_failures = 0
-        if stale or reply is None:
+        if stale or reply is None or not result.tokens:
             return
         if reply.prefilled_at == 0:
             reply.prefilled_at = now
         taken = reply.think(result.tokens, stop=self._plan.dialect.stop)
-        self.dialogue.think(result.tokens[:taken])
-        context.follow(self.dialogue.tokens())
+        dialogue = self.dialogue if self.speculation is None else self.speculation.dialogue
+        dialogue.think(result.tokens[:taken])
+        context.follow(dialogue.tokens())
         if reply.to_talk:
             reply.thinking = False
             reply.worded_at = reply.worded_at or now
+        if self.speculation is not None:
+            self._drop_if_empty(self.speculation)
+            return
         if reply.state is ResponseState.ACCEPTED:
             self._move_reply(ResponseState.RUNNING)
         self._complete_if_over(now)
 
     def _talked(self, flight: Flight, result: TalkResult, now: Nanos) -> None:
-        reply: Reply | None = flight.detail[0]
-        _, lease, clause = flight.detail
-        if flight.epoch != self.timeline.epoch or reply is None or reply is not self.reply:
+        reply = flight.reply
+        lease, clause = flight.detail
+        if flight.epoch != self.timeline.epoch or reply is None or reply is not self._making:
             self._stores.discard(lease)
             return
         if reply.words:
             self._clause_pace.note(ticks_from_nanos(now - self._clause_since))
         first = len(reply.words)
         words = reply.place(clause, result, lease)
-        if words:
+        if words and reply is self.reply:
             self._emit_words(reply, first, words)
         self._release_clauses(reply)
         self._complete_if_over(now)
@@ -507,13 +538,16 @@ class Session:
         if chunk.state is ChunkState.RETIRING or flight.epoch != self.timeline.epoch:
             self._retire_chunk(chunk)
             return
-        reply = self.reply
+        reply = flight.reply
         assert reply is not None
         self._chunk_pace.note(ticks_from_nanos(now - flight.launched_at))
         self.chunks.move(chunk, ChunkState.READY)
         reply.spoken[0].chunks_open -= 1
         self._release_clauses(reply)
-        self._publish(chunk, reply, result.samples, now)
+        if self.speculation is not None:
+            self.speculation.ready.append((chunk, result.samples))
+        else:
+            self._publish(chunk, reply, result.samples, now)
 
     def _retire_chunk(self, chunk: Chunk) -> None:
         """The work that was writing it has come back: nobody holds its slot any more."""
@@ -565,13 +599,15 @@ class Session:
     # The reply's life ----------------------------------------------------------------------------------------------
 
     def _begin_reply(self, text: str, *, ended_at: Nanos, now: Nanos) -> None:
+        self._drop_speculation()
         self.dialogue.say(text)
         self.dialogue.close_user()
         self._make_room()
-        self.context.follow(self.dialogue.tokens())
-        self._response += 1
-        self.reply = Reply(
-            response=ResponseId(self._response),
+        self._follow()
+        self._accept(self._new_reply(now), ended_at=ended_at, now=now)
+
+    def _new_reply(self, now: Nanos) -> Reply:
+        return Reply(
             turn=self.turn,
             epoch=self.timeline.epoch,
             start=self.timeline.generation,
@@ -581,7 +617,12 @@ class Session:
             words_enough=self._plan.reply_words_enough,
             tokens_max=self._plan.reply_tokens_max,
         )
-        self.reply.ended_at = ended_at
+
+    def _accept(self, reply: Reply, *, ended_at: Nanos, now: Nanos) -> None:
+        """From here on the reply exists for the person: it is announced, and will end exactly once."""
+        self._response += 1
+        reply.accept(ResponseId(self._response), self.turn, ended_at=ended_at, now=now)
+        self.reply = reply
         self._emit_response()
         self._enter(TurnState.THINKING)
 
@@ -590,6 +631,7 @@ class Session:
         that is too long by itself; the anchor never.
         """
         while len(self.dialogue.tokens()) > self._tokens_max:
+            self._drop_speculation()  # It supposes a dialogue that is about to change.
             if dropped := self.dialogue.slide():
                 self.context.slide(len(self.dialogue.anchor), dropped)
                 self._monitor.count("exchanges_slid")
@@ -692,11 +734,7 @@ class Session:
 
         `words` are what the person has said since; the keys a branch already holds for them are kept.
         """
-        fences = tuple(FenceId(w) for w, f in self._flights.items() if f.role in (Role.TALK, Role.RENDER))
-        for spoken in reply.spoken:
-            self._stores.discard(spoken.latents, after=fences)
-        reply.spoken.clear()
-        reply.to_talk.clear()
+        self._release_latents(reply)
         self.dialogue.finish_reply(kept=reply.tokens_of_words(heard), text=reply.text_of_words(heard))
         self.reply = None
         self._reopened_text = self.dialogue.user if self.dialogue.user_open else ""
@@ -706,6 +744,14 @@ class Session:
         self.context.commit(len(self.context.ids))
         self.quiet_since = now
         self._enter(TurnState.LISTENING)
+
+    def _release_latents(self, reply: Reply) -> None:
+        """No more is made of it: latents go back behind the work that still reads them."""
+        fences = tuple(FenceId(w) for w, f in self._flights.items() if f.role in (Role.TALK, Role.RENDER))
+        for spoken in reply.spoken:
+            self._stores.discard(spoken.latents, after=fences)
+        reply.spoken.clear()
+        reply.to_talk.clear()
 
     def _fail_reply(self, reason: str, now: Nanos) -> None:
         """The reply ends here; what was heard of it stays, what lies unheard is dropped like at an interruption."""
@@ -724,6 +770,94 @@ class Session:
             self.dialogue.forget_turn()
             self.context.follow(self.dialogue.tokens())
         self._monitor.count("responses_failed")
+
+    # Speculation ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _making(self) -> Reply | None:
+        """The reply that stages work for: the announced one, or one made on suspicion."""
+        return self.reply if self.speculation is None else self.speculation.reply
+
+    def _follow(self) -> None:
+        """The context shall hold the dialogue, or the one that is supposed; what both have in common stays."""
+        dialogue = self.dialogue if self.speculation is None else self.speculation.dialogue
+        self.context.follow(dialogue.tokens())
+
+    def _speculate(self, now: Nanos) -> None:
+        """Begin, keep or drop the reply to a turn that may be over; called when something about the turn changed."""
+        utterance, speculation = self.utterance, self.speculation
+        text = join(self._reopened_text, utterance.text) if utterance is not None else ""
+        if speculation is not None:
+            if self.may_speculate and speculation.answers(text):
+                return
+            self._drop_speculation()
+        if utterance is not None and self._suspects_end(utterance):
+            self._begin_speculation(text, now)
+        if speculation is not None:
+            self._follow()
+
+    def _suspects_end(self, utterance: Utterance) -> bool:
+        free = self.reply is None and self.contest is None and not self.waiting and not self.stalled
+        allowed = self._allow_speculation and self.may_speculate and self._speculations_left > 0
+        if not (free and allowed and self.has_place and self.context.readable):
+            return False
+        likelihood = likelihood_of_end(utterance, self._speculating)
+        if likelihood is Likelihood.EARLY:
+            self._early_left -= 1
+            return self._early_left >= 0
+        return likelihood is Likelihood.QUIET
+
+    def _begin_speculation(self, text: str, now: Nanos) -> None:
+        dialogue = self.dialogue.supposing(text)
+        if len(dialogue.tokens()) > self._tokens_max:
+            return  # Room is made, by forgetting, only for a turn that has ended.
+        self._speculations_left -= 1
+        self._monitor.count("speculations")
+        self.speculation = Speculation(text, self._new_reply(now), dialogue)
+        self._follow()
+
+    def _drop_if_empty(self, speculation: Speculation) -> None:
+        """Nothing to say to these words: when the turn has ended the ordinary reply tries again with other tokens."""
+        if speculation.reply.is_empty:
+            self._abandon_speculation()
+
+    def _abandon_speculation(self) -> None:
+        """Drop it, and do not guess again in this turn."""
+        self._speculations_left = 0
+        self._drop_speculation()
+        self._follow()
+
+    def _drop_speculation(self) -> None:
+        """Nobody has seen it: no epoch ends. What still runs for it goes behind its fence. `_follow` comes next, when
+        it is known what the context shall hold instead.
+        """
+        speculation, self.speculation = self.speculation, None
+        if speculation is None:
+            return
+        for chunk in self.chunks.forget_unpublished():
+            self._monitor.count("speculative_us_discarded", chunk.span.length * 1000 // ticks_from_ms(1))
+            if chunk.state is ChunkState.DISCARDED and chunk.slot >= 0:
+                self._stores.out_slots.append(chunk.slot)
+                chunk.slot = -1
+        self._release_latents(speculation.reply)
+        self.timeline.generation = self.timeline.published
+        self._monitor.count("speculations_dropped")
+        self._monitor.count("speculative_tokens_discarded", len(speculation.reply.tokens))
+
+    def _confirm_speculation(self, speculation: Speculation, *, ended_at: Nanos, now: Nanos) -> None:
+        """The turn has ended with these words: what was made for them is the reply, and goes out at once."""
+        self.speculation = None
+        self.dialogue = speculation.dialogue
+        reply = speculation.reply
+        self._monitor.count("speculations_confirmed")
+        self._accept(reply, ended_at=ended_at, now=now)
+        if reply.tokens or reply.thought:
+            self._move_reply(ResponseState.RUNNING)
+        if reply.words:
+            self._emit_words(reply, 0, reply.words)
+        for chunk, samples in speculation.ready:
+            self._publish(chunk, reply, samples, now)
+        self._complete_if_over(now)
 
     # Interruption --------------------------------------------------------------------------------------------------
 
@@ -879,9 +1013,10 @@ class Session:
         self._monitor.count("turns")
         if not text:
             self._monitor.count("turns_without_words")
+            self._drop_speculation()
             if not self._reopened_text:
                 self.dialogue.forget_turn()
-                self.context.follow(self.dialogue.tokens())
+                self._follow()
                 return
         whole = join(self._reopened(), text)
         self._emit(UserWords(self.id, self.turn, whole, len(whole), True))
@@ -889,7 +1024,10 @@ class Session:
             if not self._refuse_at_bound(""):
                 self.waiting.append((whole, ended_at))
             return
-        self._begin_reply(whole, ended_at=ended_at, now=now)
+        if self.speculation is not None and self.speculation.answers(whole):
+            self._confirm_speculation(self.speculation, ended_at=ended_at, now=now)
+        else:
+            self._begin_reply(whole, ended_at=ended_at, now=now)
 
     # What it wants -------------------------------------------------------------------------------------------------
 
@@ -906,6 +1044,8 @@ class Session:
             self._drop_utterance()
         if self._turn_may_end():
             self._end_turn(now)
+        elif self.reply is None:
+            self._speculate(now)
         reply = self.reply
         if reply is not None and self._too_late(reply, now):
             self._fail_reply("no sound within the response deadline", now)
@@ -974,16 +1114,22 @@ class Session:
             yield self._work(Role.LISTEN, need, now)
         if self._wants_judge():
             yield self._work(Role.JUDGE, Need.TURN, now)
-        if (context := self._context_behind()) is not None:
-            yield self._work(Role.THINK, Need.TURN if context is self.context and self.reply else Need.INPUT, now)
-        if self.reply is None or self._gated:
-            return
-        if self._wants_thought(self.reply, now):
-            yield self._work(Role.THINK, Need.CHUNK, now)
-        if self._wants_talk(self.reply, now):
-            yield self._work(Role.TALK, Need.CHUNK, now)
-        if self._wants_chunk(self.reply, now):
-            yield self._work(Role.RENDER, Need.CHUNK, now)
+        making = self._made_now(now)
+        need = Need.CHUNK if self.speculation is None else Need.SPECULATION
+        if making is not None and self._wants_thought(making, now):
+            yield self._work(Role.THINK, need, now)
+        elif self._context_behind() is not None:
+            yield self._work(Role.THINK, Need.INPUT, now)
+        if making is not None and self._wants_talk(making, now):
+            yield self._work(Role.TALK, need, now)
+        if making is not None and self._wants_chunk(making, now):
+            yield self._work(Role.RENDER, need, now)
+
+    def _made_now(self, now: Nanos) -> Reply | None:
+        """The reply that stages may work for at this moment."""
+        if self._gated:
+            return None
+        return self._making
 
     def _work(self, role: Role, need: Need, now: Nanos) -> Work:
         reply = self.reply
@@ -1006,7 +1152,9 @@ class Session:
         utterance = self.utterance
         if utterance is None or utterance.voiced_ticks == 0 or self._busy.get(Role.LISTEN):
             return None
-        return utterance.wanted(self.copied_until, final=utterance.silence >= self._final_after)
+        eager = self.reply is None and self.may_speculate and self._allow_speculation
+        every = PARTIAL_EAGER if eager else PARTIAL_EVERY
+        return utterance.wanted(self.copied_until, final=utterance.silence >= self._final_after, every=every)
 
     def _wants_judge(self) -> bool:
         utterance = self.utterance
@@ -1025,7 +1173,7 @@ class Session:
         if self.contest is not None:
             branch = self.contest.branch
             return branch if branch is not None and branch.behind > 0 else None
-        if self.reply is None:
+        if self.reply is None and self.speculation is None:
             return self.context if self.context.behind > 0 else None
         return None
 
@@ -1038,6 +1186,8 @@ class Session:
 
     def _wants_thought(self, reply: Reply, now: Nanos) -> bool:
         if reply.thought or self._busy.get(Role.THINK) or not self.has_place:
+            return False
+        if self.speculation is not None and self.speculation.first_clause_thought:
             return False
         return reply.chunks_published == 0 or not self._upstream_ahead(reply, now)
 
@@ -1062,7 +1212,13 @@ class Session:
 
     def _wants_chunk(self, reply: Reply, now: Nanos) -> bool:
         at = self._next_chunk_at(reply, now)
-        return at is not None and at <= now and bool(self._stores.out_slots)
+        free = len(self._stores.out_slots)
+        # Half of the slots are kept from what may never be heard, or suspicion would silence whoever speaks.
+        return (
+            at is not None
+            and at <= now
+            and (free > 0 if self.speculation is None else 2 * free > self._stores.out_slots_count)
+        )
 
     def _next_chunk_at(self, reply: Reply, now: Nanos) -> Nanos | None:
         """When the next chunk may start; None while there is none or one is being made."""
@@ -1078,15 +1234,16 @@ class Session:
     def launch(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
         """Turn an offer into an order; None when memory is short, which is counted and tried again."""
         self._ready_since.pop(work.role, None)
-        job, detail = self._job(work, work_id, now)
+        reply = self._making if work.need in (Need.CHUNK, Need.SPECULATION) else None
+        job, detail = self._job(work, reply, work_id, now)
         if job is None:
             self._monitor.count("launches_short_of_memory")
             return None
-        self._flights[work_id] = Flight(work.role, self.timeline.epoch, now, detail)
+        self._flights[work_id] = Flight(work.role, self.timeline.epoch, now, detail, reply)
         self._busy[work.role] = self._busy.get(work.role, 0) + 1
         return Launch(work_id, work.stage, tuple(job) if isinstance(job, list) else (job,))
 
-    def _job(self, work: Work, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
+    def _job(self, work: Work, reply: Reply | None, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
         match work.role:
             case Role.COPY:
                 return self._copy_job()
@@ -1095,11 +1252,11 @@ class Session:
             case Role.JUDGE:
                 return self._judge_job()
             case Role.THINK:
-                return self._think_job(work_id, now)
+                return self._think_job(self.context_of(work), reply, work_id, now)
             case Role.TALK:
-                return self._talk_job()
+                return self._talk_job(reply)
             case Role.RENDER:
-                return self._render_job()
+                return self._render_job(reply)
             case Role.MOVE:
                 raise ValueError(f"session {self.id} orders no copies between tiers; the core does")
 
@@ -1145,19 +1302,17 @@ class Session:
         start, samples = _samples(Span(Ticks(max(oldest, utterance.onset - PREFIX)), utterance.input_end))
         return JudgeJob(**self._who(), ring=self.ring.slot, start=start, samples=samples), utterance
 
-    @property
-    def thinking_context(self) -> Context:
-        """The context the next think step would run on."""
-        return self._context_behind() or self.context
+    def context_of(self, work: Work) -> Context:
+        """The context a think step runs on."""
+        return self._context_behind() or self.context if work.need is Need.INPUT else self.context
 
-    def _think_job(self, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
-        context = self._context_behind()
-        reply = self.reply if context is None else None
+    def _think_job(self, context: Context, reply: Reply | None, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
         if reply is not None and not reply.thinking:
             reply.thinking, self._clause_since = True, now
-        context = context or self.context
         try:
-            feed = context.launch(work_id, steps=self._plan.think_steps if reply else 0, feed_max=FEED_MAX)
+            feed_max = FEED_MAX if reply is None or self.speculation is None else self._speculating.feed_max
+            label = CacheClass.INGEST if reply is None else CacheClass.CURRENT
+            feed = context.launch(work_id, steps=self._think_steps(reply), feed_max=feed_max, label=label)
         except ArenaFull:
             return None, None
         job = ThinkJob(
@@ -1169,20 +1324,26 @@ class Session:
             reply=(*reply.avoided, *reply.tokens) if reply else (),
             stop=self._plan.dialect.stop,
         )
-        return job, (context, reply if feed.steps else None)
+        return job, context
 
-    def _talk_job(self) -> tuple[Any, Any]:
-        reply = self.reply
+    def _think_steps(self, reply: Reply | None) -> int:
+        """Tokens to decode in one step. Small steps cost a little more and end sooner: while somebody waits for the
+        first clause nothing is decoded past its end, and a wrong guess does not hold the lane.
+        """
+        if reply is None:
+            return 0
+        return self._plan.think_steps if reply.words or reply.to_talk else self._plan.first_steps
+
+    def _talk_job(self, reply: Reply | None) -> tuple[Any, Any]:
         assert reply is not None
         lease = self._stores.lease_latents(self.id, self.timeline.epoch)
         if lease is None:
             return None, None
         clause = reply.to_talk.popleft()
         job = TalkJob(**self._who(), text=clause.text, latents=lease.slot, first=clause.index == 0)
-        return job, (reply, lease, clause)
+        return job, (lease, clause)
 
-    def _render_job(self) -> tuple[Any, Any]:
-        reply = self.reply
+    def _render_job(self, reply: Reply | None) -> tuple[Any, Any]:
         assert reply is not None
         spoken = reply.unplanned()
         if spoken is None or not self._stores.out_slots:
@@ -1231,6 +1392,7 @@ class Session:
     def close(self) -> None:
         """Everything goes back, behind the work that still uses it; the reply ends as cancelled."""
         self.closed = True
+        self._drop_speculation()
         if self.reply is not None:
             self.reply.move(ResponseState.CANCELLING)
             self.reply.move(ResponseState.CANCELLED)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 import msgspec
@@ -19,11 +20,19 @@ from duplexd.units import Nanos, Span, Ticks, ticks_from_ms
 PREFIX = ticks_from_ms(320)  #: audio before the onset that belongs to the first word
 HELD_PREFIX = ticks_from_ms(100)  #: the same over a reply, where earlier audio may be an echo
 PARTIAL_EVERY = ticks_from_ms(320)  #: new audio before the window is encoded again
+#: the same while nothing else needs the machine: the sooner the last words are known, the sooner they are answered
+PARTIAL_EAGER = ticks_from_ms(160)
 PAUSE_MIN = ticks_from_ms(160)  #: silence at which a window may be cut
 FREEZE_AT = ticks_from_ms(6000)  #: a window longer than this is frozen at its last pause
+#: a voice detector lets go at least this late: behind the words there is only its own hesitation
+LATE_RELEASE = ticks_from_ms(32)
+#: the same at most: words that came twice need not come again for the sake of it
+LATE_RELEASE_MAX = ticks_from_ms(96)
 TAIL = ticks_from_ms(200)  #: silence after the last voiced block that the final window includes
 FROZEN_MAX = 8000  #: characters of one turn that are kept; beyond it a quarter is forgotten at once, oldest first
 FINAL_MISSES_MAX = 2  #: times the last words of a turn are tried; then the turn ends without them
+
+_WORD = re.compile(r"[\w']+")
 
 
 class ListenKind(Enum):
@@ -47,6 +56,7 @@ class Utterance:
         self.frozen = ""  #: text whose audio is not encoded any more
         self.partial = ""  #: newest text of the window
         self.stable = ""  #: agreed prefix of the window's text
+        self.repeated = False  #: the newest two texts of the window are the same words
         self.certainty = 0.0  #: how sure the ears are of the newest text; 0 is certain
         self.voiced_until = onset
         self.loud_until = onset  #: like `voiced_until`, but sound explained as the character's own counts too
@@ -93,8 +103,8 @@ class Utterance:
 
     # windows -------------------------------------------------------------------------------------------------------
 
-    def wanted(self, copied_until: Ticks, *, final: bool) -> ListenWindow | None:
-        """The next window to encode, or None while there is nothing new worth it."""
+    def wanted(self, copied_until: Ticks, *, final: bool, every: Ticks = PARTIAL_EVERY) -> ListenWindow | None:
+        """The next window to encode, or None while there is less than `every` new audio in it."""
         if self.listening is not None:
             return None
         end = min(copied_until, self.input_end)
@@ -102,10 +112,10 @@ class Utterance:
             return ListenWindow(ListenKind.FREEZE, Span(self.window_start, cut))
         if final:
             end = min(end, Ticks(self.voiced_until + TAIL))
-            done = self.heard_until >= self.voiced_until or end < self.voiced_until
+            done = self._all_heard or end < self.voiced_until
             return None if done else ListenWindow(ListenKind.FINAL, Span(self.window_start, end))
         fresh = min(end, Ticks(self.voiced_until + TAIL)) - self.heard_until
-        if fresh < PARTIAL_EVERY or self.voiced_until <= self.heard_until:
+        if fresh < every or self.voiced_until <= self.heard_until:
             return None
         return ListenWindow(ListenKind.PARTIAL, Span(self.window_start, end))
 
@@ -131,9 +141,11 @@ class Utterance:
             self._pauses = [p for p in self._pauses if p > window.span.end]
             self._quietest = (2.0, window.span.end)
             self.partial = self.stable = ""
+            self.repeated = False
             self.heard_until = window.span.end  # The rest was encoded as part of a longer window: encode it again.
             return
         self.stable = agreed(self.partial, text)
+        self.repeated = wording(self.partial) == wording(text)
         self.partial = text
         self.heard_until = window.span.end
 
@@ -180,7 +192,21 @@ class Utterance:
     @property
     def complete(self) -> bool:
         """Everything voiced has been turned into words."""
-        return self.listening is None and self.heard_until >= self.voiced_until
+        return self.listening is None and self._all_heard
+
+    @property
+    def _all_heard(self) -> bool:
+        return self.unheard <= (LATE_RELEASE_MAX if self.repeated else LATE_RELEASE)
+
+    @property
+    def unheard(self) -> Ticks:
+        """Voice that the words do not cover yet."""
+        return Ticks(max(0, self.voiced_until - self.heard_until))
+
+
+def wording(text: str) -> list[str]:
+    """The words alone: ears move commas and capitals about while the words stand."""
+    return _WORD.findall(text.lower())
 
 
 def join(left: str, right: str) -> str:

@@ -18,6 +18,11 @@ class Need(IntEnum):
     CHUNK = 0  #: a step towards the next chunk of a reply
     INPUT = 1  #: what the person says, as it comes
     TURN = 2  #: the rest of what the person said: a reply waits for it
+    SPECULATION = 3  #: a step towards a reply that may never be wanted
+
+
+#: Nobody waits for it yet: it never makes a launch longer that somebody does wait for.
+PATIENT = frozenset((Need.INPUT, Need.SPECULATION))
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -63,6 +63,7 @@ class ModelPlan:
         reply_sentences_max: int,
         reply_words_enough: int,
         think_steps: int,
+        first_steps: int = 2,
         ring_samples: int,
         listen_max: Ticks,
         cut: Cut,
@@ -86,6 +87,7 @@ class ModelPlan:
         self.reply_sentences_max = reply_sentences_max
         self.reply_words_enough = reply_words_enough  #: a sentence that ends after so many words is the last
         self.think_steps = think_steps  #: tokens of one think step: what an interruption waits for at most
+        self.first_steps = first_steps  #: the same until the first clause of a reply is thought
         self.ring_samples = ring_samples  #: 16 kHz samples of one session's ingest ring
         self.listen_max = listen_max  #: longest window the ears re-encode
         self.cut = cut

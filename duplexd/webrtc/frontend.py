@@ -210,7 +210,8 @@ class Visit:
             self.line.allow_barge_in = message.barge_in
         if message.echo_cancellation is not None:
             self.line.set_echo_cancellation(message.echo_cancellation)
-        self._owner.supervisor.send(SettingChanged(self.session, message.barge_in, message.echo_cancellation))
+        changed = SettingChanged(self.session, message.barge_in, message.echo_cancellation, message.speculation)
+        self._owner.supervisor.send(changed)
 
     def _on_pos(self, message: wire.Pos, now: Nanos) -> None:
         if message.hold:

@@ -118,6 +118,7 @@ class Supervisor:
                 "place_wait_ms": config.place_wait_ms,
                 "policy": config.policy,
                 "device": config.device,
+                "speculation": config.speculation,
                 "model_options": options,
                 "silence_max_ms": config.silence_max_ms,
                 "voice_min_ms": config.voice_min_ms,

@@ -81,6 +81,7 @@ class Set(FromPage, frozen=True, tag="set"):
 
     barge_in: bool | None = None
     echo_cancellation: bool | None = None  #: what the page's microphone really has
+    speculation: bool | None = None  #: False: answer no turn before it has certainly ended
 
 
 class Ping(FromPage, frozen=True, tag="ping"):

@@ -51,6 +51,7 @@ class Simulation:
         sessions_resident: int = 0,
         place_wait_ms: float = 3000.0,
         policy: str = "interaction",
+        speculation: bool = True,
         fails: Callable[[Launch], str] | None = None,
     ) -> None:
         self.plan = clock_plan()
@@ -63,6 +64,7 @@ class Simulation:
             sessions_resident=sessions_resident,
             place_wait_ms=place_wait_ms,
             policy=policy,
+            speculation=speculation,
         )
         self.core: EngineCore = core_of(config, self.plan, layout)
         self.arena = Arena(layout)

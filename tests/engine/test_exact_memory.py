@@ -187,6 +187,31 @@ def test_words_over_a_reply_are_prefilled_on_a_branch_and_kept(tmp_path: Path) -
     assert simulation.difference(1) < 1e-9
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_keys_after_guesses_kept_and_dropped_equal_a_fresh_prefill(seed: int, tmp_path: Path) -> None:
+    """People who halt and go on, so that some speculative turns are dropped and some become the trunk."""
+    rng = Random(seed)
+    simulation = ThinkingSimulation(tmp_path / "tiny", seed=seed, until_ms=24_000)
+    listener = simulation.connect(at_ms=200, network=SimNetwork(delay=ms(12), buffer=ms(80)))
+    for turn in range(4):
+        at = 400.0 + 5500 * turn
+        for _ in range(1 + (turn + seed) % 3):
+            length = rng.uniform(300, 450)
+            listener.say(beep(length), at=ms(at))
+            at += length + rng.uniform(400, 600)
+        listener.stop(at=ms(at + rng.uniform(900, 1900)))
+    simulation.run()
+
+    live = simulation.core.sessions[SessionId(1)]
+    monitor = simulation.core.monitor
+    assert monitor["speculations_confirmed"] > 0
+    assert monitor["speculations_dropped"] > 0
+    assert monitor["think_failures"] == 0
+    assert len(live.context.ids) > 30
+    assert live.dialogue.tokens()[: len(live.context.ids)] == live.context.ids
+    assert simulation.difference(1) < 1e-9
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_keys_that_were_away_equal_a_fresh_prefill(seed: int, tmp_path: Path) -> None:
     """Three people talk in turn over memory for one, interrupt and are interrupted; the last to talk had been away."""

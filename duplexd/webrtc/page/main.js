@@ -335,6 +335,7 @@ window.duplexd = {
   transcript: () => transcript.snapshot(),
   latencies, events, connect, disconnect, say,
   stop: () => session?.stop(),
+  speculate: (on) => session?.setSpeculation(on),
 };
 
 wire();

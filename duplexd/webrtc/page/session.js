@@ -362,6 +362,11 @@ export class Session {
     this.send({ t: "set", barge_in: on });
   }
 
+  /** Whether a turn that is probably over is answered ahead; for measurements, so it has no switch on the page. */
+  setSpeculation(on) {
+    this.send({ t: "set", speculation: on });
+  }
+
   muteMicrophone(muted) {
     this.micMuted = muted;
     this.ears.mute(muted);
