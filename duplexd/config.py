@@ -50,6 +50,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     silence_max_ms: float = 700.0  #: silence that ends a turn whatever the judge says
     hold_max_ms: float = 2000.0  #: longest freeze without a decision
     response_deadline_ms: float = 10_000.0  #: a reply without a sound by then fails; 0: never
+    trace: str = ""  #: file the engine writes every event and command to, for `duplexd replay`; none: no trace
+    trace_mb_max: int = 256  #: of that file, in MB; at the bound the trace ends and the engine goes on
     log_level: str = "INFO"
 
 
@@ -125,6 +127,7 @@ def check(config: Config) -> Config:
             0 <= config.response_deadline_ms <= 600_000,
             f"response_deadline_ms is {config.response_deadline_ms}; it lies in 0..600000",
         ),
+        (1 <= config.trace_mb_max <= 100_000, f"trace_mb_max is {config.trace_mb_max}; it lies in 1..100000"),
         (config.log_level in LOG_LEVELS, f"log_level is {config.log_level!r}; it is one of {', '.join(LOG_LEVELS)}"),
         (500 <= config.hold_max_ms <= 10_000, f"hold_max_ms is {config.hold_max_ms}; it lies in 500..10000"),
         (

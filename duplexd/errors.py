@@ -11,6 +11,7 @@ DuplexdError
 +-- ChannelError
 |   +-- ChannelClosed    the other process went away
 |   +-- ChannelFull      the other process does not read
++-- TraceError           a trace cannot be written, is damaged, or belongs to another version
 +-- SessionRefused       admission said no; the text names what is missing
 +-- InputRefused         one input was refused; the session goes on
 """
@@ -60,6 +61,10 @@ class ChannelClosed(ChannelError):
 
 class ChannelFull(ChannelError):
     """The other process does not read."""
+
+
+class TraceError(DuplexdError):
+    """A trace cannot be written, is damaged, or belongs to another version."""
 
 
 class SessionRefused(DuplexdError):

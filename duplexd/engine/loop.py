@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from duplexd.engine.core import EngineCore
 from duplexd.units import Nanos
+
+
+class Core(Protocol):
+    """What decides: `EngineCore`, or one whose every step is written down (`trace.TracedCore`)."""
+
+    def start(self, now: Nanos) -> None: ...
+
+    def handle(self, event: Any, now: Nanos) -> None: ...
+
+    def handle_timer(self, now: Nanos) -> None: ...
+
+    def timer(self) -> Nanos | None: ...
+
+    def commands(self) -> list[Any]: ...
 
 
 class World(Protocol):
@@ -22,7 +35,7 @@ class World(Protocol):
     def execute(self, command: Any, now: Nanos) -> None: ...
 
 
-def drive(core: EngineCore, world: World) -> None:
+def drive(core: Core, world: World) -> None:
     """Run until the world ends."""
     core.start(world.now())
     _execute(core, world)
@@ -36,7 +49,7 @@ def drive(core: EngineCore, world: World) -> None:
         _execute(core, world)
 
 
-def _execute(core: EngineCore, world: World) -> None:
+def _execute(core: Core, world: World) -> None:
     now = world.now()
     for command in core.commands():
         world.execute(command, now)

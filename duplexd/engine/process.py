@@ -9,26 +9,29 @@ import socket
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import msgspec
 
+from duplexd import clock
 from duplexd.channel import Channel, MediaShape, SharedMedia
 from duplexd.engine.admission import places_of
 from duplexd.engine.bargein import BargeInRule, BargeInTunables
 from duplexd.engine.core import EngineCore
 from duplexd.engine.live import LiveWorld
-from duplexd.engine.loop import drive
+from duplexd.engine.loop import Core, drive
 from duplexd.engine.policy import POLICIES
 from duplexd.engine.residency import Residency
 from duplexd.engine.speculation import SpeculationTunables
 from duplexd.engine.stores import PAGES, Stores
+from duplexd.engine.trace import TracedCore, TraceWriter, header_of
 from duplexd.errors import ConfigError, DuplexdError
 from duplexd.media.endpoint import EndpointRule, Scale, default_rule
 from duplexd.memory.layout import ArenaLayout, PartitionSpec, host_partition, resident_layout
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.mover import Mover, mover_spec
 from duplexd.streams.stage import Role, Stage, StageSpec
-from duplexd.units import NANOS_PER_SECOND, Nanos, nanos_from_ms, ticks_from_ms
+from duplexd.units import NANOS_PER_SECOND, Nanos, nanos_from_ms, text_from_bytes, ticks_from_ms
 
 LOAD_WITHIN = Nanos(180 * NANOS_PER_SECOND)
 CLOSE_WITHIN = Nanos(2 * NANOS_PER_SECOND)
@@ -50,6 +53,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_options: dict[str, str] = {}
     silence_max_ms: float = 700.0
     voice_min_ms: float = 200.0
+    trace: str = ""  #: file that every event and command is written to; '': none
+    trace_bytes_max: int = 256_000_000
 
 
 def load_plan(model: str, options: Mapping[str, str]) -> ModelPlan:
@@ -145,6 +150,16 @@ def core_of(config: EngineConfig, plan: ModelPlan, layout: ArenaLayout, *, cores
     )
 
 
+def trace_of(config: EngineConfig, plan: ModelPlan, *, cores: int | None) -> TraceWriter | None:
+    """The trace this engine writes, if it was told to. Raises TraceError when the file cannot be made."""
+    if not config.trace:
+        return None
+    header = header_of(config, plan, cores=cores, written_at=clock.wall_seconds())
+    writer = TraceWriter(Path(config.trace), header, bytes_max=config.trace_bytes_max)
+    log.info("the trace goes to %s, at most %s of it", writer.path, text_from_bytes(config.trace_bytes_max))
+    return writer
+
+
 def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
     """Serve until the front end is gone."""
     # torch belongs to this process alone; importing it here keeps the front end free of it.
@@ -165,12 +180,16 @@ def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
     fences = Fences()
     lanes = {stage.spec.lane: HostLane(stage.spec.lane, fences) for stage in stages.values()}
     executor = Executor(stages, lanes, media)
+    cores = os.cpu_count() if config.device == "cpu" else None
+    writer = trace_of(config, plan, cores=cores)
     executor.open()
     try:
         executor.load(Arena(layout, config.device), within=LOAD_WITHIN)
-        cores = os.cpu_count() if config.device == "cpu" else None
-        drive(core_of(config, plan, layout, cores=cores), LiveWorld(channel, executor))
+        core: Core = core_of(config, plan, layout, cores=cores)
+        drive(core if writer is None else TracedCore(core, writer), LiveWorld(channel, executor))
     finally:
+        if writer is not None:
+            writer.close()
         wedged = executor.close(within=CLOSE_WITHIN)
         if wedged:
             log.error("lanes %s are wedged; leaving without them", ", ".join(wedged))

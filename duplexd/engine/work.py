@@ -39,7 +39,7 @@ class Work(msgspec.Struct, frozen=True):
     pool_share: float = 0.0  #: share of the page pool this session holds
 
 
-class Launch(msgspec.Struct, frozen=True):
+class Launch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Order: run these jobs as one batch of a stage. The work id is also the fence that passes when it has ended."""
 
     work: WorkId
@@ -47,13 +47,13 @@ class Launch(msgspec.Struct, frozen=True):
     jobs: tuple[Any, ...]
 
 
-class StageFinished(msgspec.Struct, frozen=True):
+class StageFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
     work: WorkId
     results: tuple[Any, ...]
     started_at: Nanos = Nanos(0)
     ended_at: Nanos = Nanos(0)
 
 
-class StageFailed(msgspec.Struct, frozen=True):
+class StageFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     work: WorkId
     reason: str

@@ -68,6 +68,7 @@ class Simulation:
         )
         self.core: EngineCore = core_of(config, self.plan, layout)
         self.arena = Arena(layout)
+        self.config = config
         stages = stages_of(self.plan, layout, sessions_max)
         for stage in stages.values():
             stage.load(self.arena)
