@@ -1,4 +1,4 @@
-"""The command line: `duplexd serve | fetch | doctor | config | plan | bench`."""
+"""The command line: `duplexd serve | fetch | doctor | config | plan | replay | trace | top | bench`."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--host-memory", default="0", metavar="SIZE", help="for idle sessions that leave the device")
     plan.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the model")
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
+    again = _command(commands, "replay", replay_trace, "run a trace again through the core and compare what it says")
+    again.add_argument("file", type=Path, metavar="FILE", help="written by serve --trace")
+    again.add_argument("--digest", action="store_true", help="print only the sha256 of all commands")
     from duplexd.bench.command import add_bench
 
     add_bench(commands)
@@ -117,6 +120,19 @@ def plan_memory(options: argparse.Namespace) -> int:
         host_memory=options.host_memory,
         file=options.json,
     )
+
+
+def replay_trace(options: argparse.Namespace) -> int:
+    from duplexd.engine.replay import replay, sentences
+    from duplexd.engine.trace import Trace
+
+    trace = Trace(options.file)
+    replayed = replay(trace)
+    if options.digest:
+        print(replayed.digest)
+    else:
+        print("\n".join(sentences(replayed, trace.began_at)))
+    return 0 if replayed.difference is None else 1
 
 
 def fetch_weights(options: argparse.Namespace) -> int:

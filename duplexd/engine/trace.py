@@ -70,6 +70,7 @@ class Header(msgspec.Struct, frozen=True):
     engine: dict[str, Any]  #: EngineConfig, as plain values
     cores: int | None  #: that the lanes share; None in a world whose lanes do not
     written_at: float  #: seconds since 1970, for people; nothing is ordered by it
+    stages: dict[str, tuple[str, str]] = {}  #: stage -> (role, lane), so that a trace can be drawn without its model
 
 
 def engine_settings(config: msgspec.Struct) -> dict[str, Any]:
@@ -80,7 +81,9 @@ def engine_settings(config: msgspec.Struct) -> dict[str, Any]:
 
 
 def header_of(config: msgspec.Struct, plan: ModelPlan, *, cores: int | None, written_at: float = 0.0) -> Header:
-    return Header(FORMAT, __version__, source_digest(), plan_digest(plan), engine_settings(config), cores, written_at)
+    stages = {spec.name: (spec.role.value, spec.lane) for spec in plan.stages.values()}
+    settings = engine_settings(config)
+    return Header(FORMAT, __version__, source_digest(), plan_digest(plan), settings, cores, written_at, stages)
 
 
 def source_digest() -> str:
@@ -294,7 +297,8 @@ class Record(msgspec.Struct, frozen=True):
     kind: Kind
     now: Nanos
     event: Any  #: a fact for EVENT (and for CRASH, unless a timer raised); the reason for END; else None
-    commands: tuple[bytes, ...]  #: for CRASH: the error, alone
+    commands: tuple[bytes, ...]  #: none for CRASH
+    error: str = ""  #: what the core raised, for CRASH
 
 
 def _kinds(base: type[msgspec.Struct]) -> Any:
@@ -336,6 +340,12 @@ def _decode_event(event: msgspec.Raw) -> Any:
     return found
 
 
+def _record(kind: Kind, now: Nanos, event: msgspec.Raw, commands: list[msgspec.Raw]) -> Record:
+    if kind is Kind.CRASH:
+        return Record(kind, now, _decode_event(event), (), msgspec.msgpack.decode(commands[0], type=str))
+    return Record(kind, now, _decode_event(event), tuple(map(bytes, commands)))
+
+
 class Trace:
     """A trace file, open for reading once through. `ending` says how it ended when `records` is used up.
 
@@ -353,6 +363,7 @@ class Trace:
             raise TraceError(f"{path} is no trace: it does not begin with {MAGIC.decode().strip()!r}")
         self._blocks = self._read_blocks()
         self.header = self._read_header()
+        self.began_at = Nanos(0)  #: `now` of the first record, once it was read
 
     def records(self) -> Iterator[Record]:
         for offset, block in self._blocks:
@@ -361,7 +372,8 @@ class Trace:
                     if kind is Kind.END:
                         self.ending = msgspec.msgpack.decode(event, type=str)
                         return
-                    yield Record(kind, Nanos(now), _decode_event(event), tuple(map(bytes, commands)))
+                    self.began_at = self.began_at or Nanos(now)
+                    yield _record(kind, Nanos(now), event, commands)
             except msgspec.MsgspecError as error:
                 raise self._damaged(offset, f"a record is not of this version: {error}") from error
         self.ending = self.ending or "the file breaks off: its engine was killed, or still writes it"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from duplexd.engine.loop import drive
+from duplexd.engine.simulator import SimNetwork
 from duplexd.engine.trace import (
     END_ROOM,
     Kind,
@@ -36,7 +37,7 @@ BOUND = 64_000_000
 def conversation(*, until_ms: float = 9000, seed: int = 1) -> Simulation:
     """One person who asks, is answered and interrupts; another who types."""
     simulation = Simulation(seed=seed, until_ms=until_ms)
-    speaker, typist = simulation.connect(1), simulation.connect(2)
+    speaker, typist = simulation.connect(1, network=SimNetwork(report_loss=0.3)), simulation.connect(2)
     speaker.say(beep(700), at=ms(600))
     speaker.say(beep(1200), at=ms(3200))
     typist.type("say 9", at=ms(800), key="k1")
