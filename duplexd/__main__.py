@@ -49,6 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     again = _command(commands, "replay", replay_trace, "run a trace again through the core and compare what it says")
     again.add_argument("file", type=Path, metavar="FILE", help="written by serve --trace")
     again.add_argument("--digest", action="store_true", help="print only the sha256 of all commands")
+    drawing = _command(commands, "trace", draw_trace, "where the time of every turn went; draw a session as HTML")
+    drawing.add_argument("file", type=Path, metavar="FILE", help="written by serve --trace")
+    drawing.add_argument("--html", type=Path, metavar="OUT", help="draw lanes, chunks, cursors and turns into one file")
+    drawing.add_argument("--json", type=Path, metavar="OUT", help="write the turns, event by event, as JSON")
+    drawing.add_argument("--session", type=int, metavar="N", help="only this session")
+    drawing.add_argument("--copies", action="store_true", help="list the copies of the person's sound as well")
     from duplexd.bench.command import add_bench
 
     add_bench(commands)
@@ -133,6 +139,12 @@ def replay_trace(options: argparse.Namespace) -> int:
     else:
         print("\n".join(sentences(replayed, trace.began_at)))
     return 0 if replayed.difference is None else 1
+
+
+def draw_trace(options: argparse.Namespace) -> int:
+    from duplexd.drawing import show
+
+    return show(options.file, html=options.html, json=options.json, session=options.session, copies=options.copies)
 
 
 def fetch_weights(options: argparse.Namespace) -> int:
