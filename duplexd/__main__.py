@@ -55,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     drawing.add_argument("--json", type=Path, metavar="OUT", help="write the turns, event by event, as JSON")
     drawing.add_argument("--session", type=int, metavar="N", help="only this session")
     drawing.add_argument("--copies", action="store_true", help="list the copies of the person's sound as well")
+    top = _command(commands, "top", watch, "a live view of a running daemon: sessions, lanes, arena, waste")
+    top.add_argument("--url", help="default: where a daemon with this configuration listens")
+    top.add_argument("--token", help="of the daemon, if it has one")
+    top.add_argument("--config", metavar="FILE", help="the daemon's TOML file, for its address and token")
+    top.add_argument("--rows", type=int, default=20, metavar="N", help="sessions shown at most; default: 20")
+    top.add_argument("--once", action="store_true", help="print one frame and leave")
     from duplexd.bench.command import add_bench
 
     add_bench(commands)
@@ -145,6 +151,14 @@ def draw_trace(options: argparse.Namespace) -> int:
     from duplexd.drawing import show
 
     return show(options.file, html=options.html, json=options.json, session=options.session, copies=options.copies)
+
+
+def watch(options: argparse.Namespace) -> int:
+    from duplexd.top import url_of
+    from duplexd.top import watch as run
+
+    config = config_of(options)
+    return run(options.url or url_of(config), token=config.token, rows=options.rows, once=options.once)
 
 
 def fetch_weights(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 1. Everything is derived from facts and commands alone, so a trace can be drawn where its model is not installed.
 2. Times are milliseconds since the trace began; positions are milliseconds of a session's output timeline.
 3. The plan of a chunk names no span: chunks follow each other without a gap, so a chunk begins where generation stood.
+   When a reply is begun anew, what an earlier attempt made and nobody was given (a guess that came to nothing) is gone.
 4. What the transport was given (*delivery*) is what was heard plus what the listener's buffer held by its own report.
 """
 
@@ -56,6 +57,7 @@ from duplexd.units import INPUT_RATE, NANOS_PER_MS, Nanos, ms_from_ticks
 
 LAUNCHES_MAX = 200_000  #: of one story; later ones are counted and left out
 VOICE = 0.5  #: probability from which a block holds a voice, and share from which it is the character's own
+BEFORE_MS = 1500.0  #: so far back the work for a turn itself is listed: much of it is done while the person speaks
 VOICE_JOIN_MS = 70.0  #: voiced blocks closer than this are one stretch
 
 
@@ -324,8 +326,21 @@ class _Teller:
         else:
             self._left_out += 1
         for job in jobs:
-            if isinstance(job, RenderJob):
+            if isinstance(job, TalkJob) and job.first:
+                self._begin_anew(self._person(job.session, at), at)
+            elif isinstance(job, RenderJob):
                 self._plan_chunk(self._person(job.session, at), job, at)
+
+    def _begin_anew(self, person: _Person, at: float) -> None:
+        for chunk in [c for c in person.alive.values() if not c.published]:
+            self._end_chunk(person, chunk, at, "discarded")
+        self._generate(person, at, person.published)
+
+    def _generate(self, person: _Person, at: float, position: float) -> None:
+        """Generation stands at `position` from now on."""
+        if position != person.generation:
+            person.story.generation += [(at, round(person.generation, 3)), (at, round(position, 3))]
+            person.generation = position
 
     def _plan_chunk(self, person: _Person, job: RenderJob, at: float) -> None:
         start = person.generation
@@ -333,8 +348,7 @@ class _Teller:
         chunk = ChunkLife(job.chunk, job.epoch, 0, round(start, 3), round(end, 3), at)
         person.alive[job.chunk] = chunk
         person.story.chunks.append(chunk)
-        person.story.generation += [(at, round(start, 3)), (at, round(end, 3))]
-        person.generation = end
+        self._generate(person, at, end)
 
     def _ended(self, fact: StageFinished | StageFailed, at: float) -> None:
         if fact.work not in self._running:
@@ -404,6 +418,8 @@ class _Teller:
         chunk = person.alive.get(news.chunk)
         if chunk is None:
             return
+        for older in [c for c in person.alive.values() if not c.published and c.chunk < news.chunk]:
+            self._end_chunk(person, older, at, "discarded")
         chunk.published, chunk.response = at, news.response
         chunk.start, chunk.end = ms_from_ticks(news.span.start), ms_from_ticks(news.span.end)
         if person.heard >= person.published:  # Until now there was nothing to hear: the cursors stood still.
@@ -502,11 +518,18 @@ class _Teller:
         return Story(title, self._header.written_at, self._last, lanes, self._launches, self._left_out, chosen)
 
     def _steps(self, turn: TurnStory) -> tuple[Step, ...]:
-        """Every launch and every end on every lane between the last voiced sample and the first publish."""
+        """Every launch and every end on every lane between the last voiced sample and the first publish, and the work
+        for this turn shortly before.
+        """
         zero, until = turn.voiced_end, turn.voiced_end + turn.total_ms
+        others = self._people[turn.session].story.responses
+        earlier = [response.end for response in others if response.number < turn.response and response.end <= zero]
+        earliest = max([zero - BEFORE_MS, *earlier])
         steps = list(turn.steps)
         for launch in self._launches:
-            if launch.ordered >= until or (launch.ended and launch.ended < zero):
+            own = turn.session in launch.sessions and launch.role != "copy"
+            begin = earliest if own else zero
+            if launch.ordered >= until or (launch.ended and launch.ended < begin):
                 continue
             who = {"session": launch.sessions[0], "work": launch.work, "lane": launch.lane}
             steps.append(Step(f"{launch.stage} launched", round(launch.ordered - zero, 2), detail=launch.detail, **who))  # type: ignore[arg-type]

@@ -116,6 +116,8 @@ class Visit:
         self.admitted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stalled = False
         self.lateness = Lateness()
+        self.progress: Progress | None = None  #: newest cursors the engine told
+        self.shown_state = "listening"
         self._owner = owner
         self._order_id = 0
         self._words: dict[int, int] = {}
@@ -346,6 +348,7 @@ class Visit:
         """What the page shows; a page that lags behind loses cursors first."""
         match news:
             case Progress():
+                self.progress = news
                 playout = self.line.playout
                 self.tell(
                     wire.CursorShown(
@@ -354,6 +357,7 @@ class Visit:
                     droppable=True,
                 )
             case StateChanged():
+                self.shown_state = news.state.value
                 self.tell(wire.State(news.state.value))
             case UserWords():
                 self.tell(wire.User(news.turn, news.text, news.stable, news.final))

@@ -6,6 +6,8 @@ POST /api/session            {"sdp", "type": "offer"} -> {"sdp", "type": "answer
 POST /api/session/N/close/K  the person leaves (sendBeacon); K is the key in close_url
 GET  /healthz /readyz        the process lives / the engine is loaded
 GET  /metrics                Prometheus text
+GET  /api/watch?rows=N       a snapshot for `duplexd top`: cursors of N sessions, lanes, figures; needs the token, or
+                             without one a caller on this machine
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from duplexd import __version__
-from duplexd.config import Config
+from duplexd.config import Config, is_loopback
 from duplexd.errors import DuplexdError, InputRefused
 from duplexd.ids import SessionId
 from duplexd.webrtc.frontend import RETRY_AFTER_S, Frontend, Refused, ice_server
 from duplexd.webrtc.peer import guard_loop
 from duplexd.webrtc.supervisor import EngineState
+from duplexd.webrtc.watch import ROWS, ROWS_MAX, snapshot
 
 PAGE = Path(__file__).parent / "page"
 BODY_BYTES_MAX = 300_000
@@ -66,6 +70,7 @@ class Server:
                 web.get("/healthz", self.healthy),
                 web.get("/readyz", self.ready),
                 web.get("/metrics", self.metrics),
+                web.get("/api/watch", self.watch),
                 web.get("/{name}", self.page),
             ]
         )
@@ -147,6 +152,17 @@ class Server:
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(text="".join(f"duplexd_{n} {v:g}\n" for n, v in sorted(self.values().items())))
+
+    async def watch(self, request: web.Request) -> web.Response:
+        self._authorise(request)
+        if not self.config.token and not is_loopback(request.remote or ""):
+            said = "sessions are shown to this machine only; start the daemon with a token to watch it from elsewhere"
+            raise Refused(403, "forbidden", said)
+        rows = request.query.get("rows", str(ROWS))
+        if not rows.isascii() or not rows.isdigit() or not 1 <= int(rows) <= ROWS_MAX:
+            raise Refused(400, "bad_rows", f"rows is {rows[:20]!r}; it lies in 1..{ROWS_MAX}")
+        found = snapshot(self.frontend, self.values(), rows=int(rows))
+        return web.Response(body=msgspec.json.encode(found), content_type="application/json", headers=HEADERS)
 
     def values(self) -> dict[str, float]:
         frontend = self.frontend

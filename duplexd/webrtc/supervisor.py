@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from duplexd import clock
 from duplexd.channel import Channel, MediaShape, SharedMedia
 from duplexd.config import Config
 from duplexd.errors import ChannelClosed, ChannelFull
@@ -40,6 +41,7 @@ RESTART_MIN_S, RESTART_MAX_S = 1.0, 30.0
 #: A loaded engine answers every message within milliseconds; one that says nothing for this long while media flows to
 #: it is wedged, and is killed so that its people get an answer.
 SILENT_MAX = Nanos(10 * NANOS_PER_SECOND)
+FIGURES_AGE_MAX = Nanos(3 * NANOS_PER_SECOND)
 WATCH_GAP_MAX = Nanos(2 * NANOS_PER_SECOND)
 
 log = logging.getLogger("duplexd.supervisor")
@@ -59,6 +61,8 @@ class Supervisor:
         self.state = EngineState.GONE
         self.ready: EngineReady | None = None
         self.metrics: dict[str, float] = {}
+        self._metrics_at = Nanos(0)
+        self._lane_shares: dict[str, float] = {}
         self.restarts = 0
         self._on_news = on_news
         self._on_gone = on_gone
@@ -205,8 +209,17 @@ class Supervisor:
         elif isinstance(news, FreeSlots):
             self._free_in.extend(news.slots)
         elif isinstance(news, Metrics):
-            self.metrics = news.values
+            self._measure(news.values, clock.now())
         self._on_news(news)
+
+    def _measure(self, values: dict[str, float], now: Nanos) -> None:
+        if self._metrics_at:
+            self._lane_shares = _shares(self.metrics, values, Nanos(now - self._metrics_at))
+        self.metrics, self._metrics_at = values, now
+
+    def lane_shares(self, now: Nanos) -> dict[str, float]:
+        """Share of the last second in which each lane worked; nothing when the engine has said nothing lately."""
+        return dict(self._lane_shares) if now - self._metrics_at <= FIGURES_AGE_MAX else {}
 
     # Death ------------------------------------------------------------------------------------------------
 
@@ -237,6 +250,7 @@ class Supervisor:
             self.media.close()
             self.media = None
         self.state, self.ready = EngineState.GONE, None
+        self._metrics_at, self._lane_shares = Nanos(0), {}
         self._became_ready.clear()
 
     def _die(self, reason: str) -> None:
@@ -268,6 +282,14 @@ class Supervisor:
         self._backoff_s = min(RESTART_MAX_S, 2 * self._backoff_s)
         self.restarts += 1
         self.start()
+
+
+def _shares(before: dict[str, float], after: dict[str, float], passed: Nanos) -> dict[str, float]:
+    """By lane, from the engine's counters of busy time. A step is counted at its end, so one may seem to exceed 1."""
+    prefix = "busy_us_"
+    lanes = [name for name in after if name.startswith(prefix)]
+    busy = {name.removeprefix(prefix): after[name] - before.get(name, 0.0) for name in lanes}
+    return {lane: min(1.0, max(0.0, 1000 * us / passed)) for lane, us in busy.items()}
 
 
 def _end(process: subprocess.Popen[bytes], within_s: float) -> int | None:
