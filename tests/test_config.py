@@ -125,6 +125,7 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key_and_place(
         ("voice_min_ms", 50, 2000),
         ("silence_max_ms", 450, 5000),
         ("hold_max_ms", 500, 10_000),
+        ("trace_mb_max", 1, 100_000),
         ("echo_warmup_ms", 0, 60_000),
         ("response_deadline_ms", 0, 600_000),
     ],

@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -57,6 +59,7 @@ from duplexd.units import INPUT_RATE, NANOS_PER_MS, Nanos, ms_from_ticks
 
 LAUNCHES_MAX = 200_000  #: of one story; later ones are counted and left out
 VOICE = 0.5  #: probability from which a block holds a voice, and share from which it is the character's own
+LOOK_BACK_MS = 10_000.0  #: a launch ordered longer before a turn is not listed there, even if it still runs
 BEFORE_MS = 1500.0  #: so far back the work for a turn itself is listed: much of it is done while the person speaks
 VOICE_JOIN_MS = 70.0  #: voiced blocks closer than this are one stretch
 
@@ -526,10 +529,14 @@ class _Teller:
         earlier = [response.end for response in others if response.number < turn.response and response.end <= zero]
         earliest = max([zero - BEFORE_MS, *earlier])
         steps = list(turn.steps)
-        for launch in self._launches:
+        # Launches stand in the order in which they were ordered: a turn costs its own, not the whole trace.
+        first = bisect_left(self._launches, earliest - LOOK_BACK_MS, key=lambda launch: launch.ordered)
+        for launch in islice(self._launches, first, None):
+            if launch.ordered >= until:
+                break
             own = turn.session in launch.sessions and launch.role != "copy"
             begin = earliest if own else zero
-            if launch.ordered >= until or (launch.ended and launch.ended < begin):
+            if launch.ended and launch.ended < begin:
                 continue
             who = {"session": launch.sessions[0], "work": launch.work, "lane": launch.lane}
             steps.append(Step(f"{launch.stage} launched", round(launch.ordered - zero, 2), detail=launch.detail, **who))  # type: ignore[arg-type]

@@ -12,11 +12,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from duplexd.__main__ import main
 from duplexd.bench.daemon import Daemon
 from duplexd.engine import trace as traces
 from duplexd.engine.replay import Replayed, replay, sentences
+from duplexd.engine.simulator import SimNetwork
 from duplexd.engine.trace import Kind, Record, Trace, TracedCore, TraceWriter, decode_command, header_of
 from duplexd.engine.work import Launch
 from duplexd.errors import TraceError
@@ -24,6 +27,7 @@ from duplexd.ids import SessionId
 from duplexd.messages import AdvanceEpoch, HistoryChanged, Metrics, PublishChunk
 from duplexd.units import Nanos, Ticks
 from tests.engine.simulation import Simulation, ms
+from tests.engine.test_core_machine import act, actions
 from tests.engine.test_trace import conversation, traced
 
 SEEDS = (1, 2, 3)
@@ -74,6 +78,21 @@ def test_faults_and_leaving_are_identical(tmp_path: Path) -> None:
     assert replayed.difference is None
     assert simulation.core.monitor["copy_failures"] > 0
     assert simulation.core.monitor["sessions_closed"] == 1
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(actions, max_size=8), st.integers(0, 2**16), st.floats(0, 0.5))
+def test_whatever_two_people_do_is_identical(
+    tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[str, int, int, int]], seed: int, loss: float
+) -> None:
+    simulation = Simulation(seed=seed, until_ms=11_000, sessions_max=2)
+    network = SimNetwork(delay=ms(5 + 40 * loss), buffer=ms(60), report_loss=loss)
+    listeners = {session: simulation.connect(session, network=network) for session in (1, 2)}
+    for key, action in enumerate(plan):
+        act(simulation, listeners, action, key)
+    path = traced(simulation, tmp_path_factory.mktemp("people") / "a.trace")
+
+    assert again(path).difference is None
 
 
 def mutated(path: Path, target: Path, change: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from duplexd import clock
 from duplexd.engine.loop import drive
 from duplexd.engine.simulator import SimNetwork
 from duplexd.engine.trace import (
@@ -113,6 +115,27 @@ def test_a_trace_ends_at_its_bound_with_the_reason_and_the_engine_goes_on(tmp_pa
     assert len(records) > 20
     assert ending == "the bound of 12000 bytes is reached"
     assert len([n for _, n in simulation.world.news if isinstance(n, PublishChunk)]) > 10
+
+
+def test_a_step_costs_the_engine_little(tmp_path: Path) -> None:
+    """Thread time of the median step, its commands among it, at most 20 us."""
+    simulation = conversation()
+    writer = TraceWriter(
+        tmp_path / "a.trace", header_of(simulation.config, simulation.plan, cores=None), bytes_max=BOUND
+    )
+    costs: list[int] = []
+
+    class Timed:
+        def step(self, *record: Any) -> None:
+            before = clock.thread_time()
+            writer.step(*record)
+            costs.append(clock.thread_time() - before)
+
+    drive(TracedCore(simulation.core, Timed()), simulation.world)  # type: ignore[arg-type]
+    writer.close()
+
+    assert len(costs) > 1000
+    assert statistics.median(costs) <= 20_000
 
 
 def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path) -> None:
