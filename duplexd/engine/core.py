@@ -390,7 +390,7 @@ class EngineCore:
         ledger = self.stores.pages
         chosen = self.residency.choose(pages, free=ledger.free_count, now=now)
         if not chosen:
-            self._count_again(now)
+            self._count_again()
             chosen = self.residency.choose(pages, free=ledger.free_count, now=now)
         for candidate in chosen:
             session = self.sessions[candidate.session]
@@ -402,11 +402,10 @@ class EngineCore:
             if moves:
                 self._transfer(work, session, session.context, moves, leaving=True, now=now)
 
-    def _count_again(self, now: Nanos) -> None:
+    def _count_again(self) -> None:
         """Pages that a fence still guarded when their session came to rest may leave by now."""
         for session in self.sessions.values():
-            if not session.wants_place:
-                self.residency.rest(session.id, self.stores.pages.offloadable(session.context.id), now)
+            self.residency.recount(session.id, self.stores.pages.offloadable(session.context.id))
 
     def _transfer(
         self, work: WorkId, session: Session, context: Context, moves: Sequence[Move], *, leaving: bool, now: Nanos

@@ -246,7 +246,8 @@ class Context:
     def fork(self, tokens: Sequence[int]) -> Context:
         """A branch that shares every key it has in common with `tokens`.
 
-        Keys in flight are not shared: should the flight fail, the branch would read slots that nobody ever wrote.
+        Keys in flight are not shared: should the flight fail, the branch would read slots that nobody ever wrote. Only
+        a context that is `readable` is forked: the branch would not wait for the copy that brings its pages back.
         """
         kept = common_prefix(self.ids, tokens)
         if self.flight is not None:
@@ -270,6 +271,7 @@ class Context:
             self._pages.slide(self.id, held, after=self.fences)
             del self.ids[anchor : anchor + held]
             self._past = max(anchor, self._past - held)
+            self._resident = max(anchor, self._resident - held)
         del self.want[anchor : anchor + drop]
 
     def close(self) -> None:

@@ -46,6 +46,7 @@ class Residency:
         self._bytes_per_second = bytes_per_second
         self._seated: dict[SessionId, None] = {}
         self._line: dict[SessionId, None] = {}
+        self._rested: dict[SessionId, Nanos] = {}  #: since when it needs nothing
         self._leaving: dict[WorkId, int] = {}  #: pages under copies that will free them
 
     # Places ----------------------------------------------------------------------------------------------------------
@@ -53,6 +54,7 @@ class Residency:
     def need(self, session: SessionId) -> bool:
         """It needs the thinker. True: it has a place; False: it stands in line."""
         self.index.busy(session)
+        self._rested.pop(session, None)
         if session not in self._seated:
             self._line.setdefault(session)
             self._seat()
@@ -62,13 +64,20 @@ class Residency:
         """It needs nothing; `pages` of its own may leave. Returns who has a place because of that."""
         self._seated.pop(session, None)
         self._line.pop(session, None)
+        self._rested[session] = now
         self.index.idle(session, pages * self.page_bytes, now)
         return self._seat()
+
+    def recount(self, session: SessionId, pages: int) -> None:
+        """Another number of its pages may leave. Whoever rests keeps its turn; of others nothing is changed."""
+        if session in self._rested:
+            self.index.idle(session, pages * self.page_bytes, self._rested[session])
 
     def forget(self, session: SessionId) -> list[SessionId]:
         """It has closed. Returns who has a place because of that."""
         self._seated.pop(session, None)
         self._line.pop(session, None)
+        self._rested.pop(session, None)
         self.index.forget(session)
         return self._seat()
 

@@ -310,7 +310,7 @@ class Session:
             self.timeline.settle(contest.position, now)
         heard = self._words_heard(contest)
         contest.dialogue = self.dialogue.interrupted(kept=reply.tokens_of_words(heard), text=reply.text_of_words(heard))
-        if contest.hold:
+        if contest.hold and self.context.readable:  # Else the words wait as text, as they do without a hold.
             contest.branch = self.context.fork(contest.dialogue.tokens())
 
     def _words_heard(self, contest: Contest) -> int:

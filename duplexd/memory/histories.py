@@ -90,7 +90,8 @@ def lookahead_chunks(budget: Ticks, chunk: Ticks, *, error: Ticks = Ticks(0)) ->
 class Fold(msgspec.Struct, frozen=True):
     """An order to a model: fold chunks that leave a history into its long-term slot, as launch `fence`.
 
-    The sources are stale already and stay readable until `fence` has passed; nobody else may read them.
+    The sources are stale already and stay readable until `fence` has passed; nobody else may read them. A launch of it
+    that fails ends its session: what it should have folded is gone, and the target may hold a part of it.
     """
 
     stage: HistoryStage

@@ -117,7 +117,7 @@ class SlotLedger:
             raise LedgerError(
                 f"slot {lease.slot} of {self.spec.name} is an anchor of session {held.owner}: close frees it"
             )
-        self._let_go(held, after)
+        self._let_go(held, self._guards.pending(after))
 
     def slide(
         self, session: Owner, keep: int, *, label: CacheClass = CacheClass.RECENT, after: After = None
@@ -130,15 +130,16 @@ class SlotLedger:
             raise LedgerError(f"{label.value} slots do not slide ({RULES[label].lifetime.value} lifetime)")
         sliding = [held for held in self._iterate(session) if held.label is label]
         surplus = sliding[: max(0, len(sliding) - keep)]
+        pending = self._guards.pending(after)
         for held in surplus:
-            self._let_go(held, after)
+            self._let_go(held, pending)
         return [held.lease for held in surplus]
 
     def close(self, session: Owner, *, after: After) -> list[Lease]:
         """Let go of all a session holds, anchors too; returns the leases, stale now. Closing twice is nothing."""
-        leaving = list(self._iterate(session))
+        leaving, pending = list(self._iterate(session)), self._guards.pending(after)
         for held in leaving:
-            self._let_go(held, after)
+            self._let_go(held, pending)
         return [held.lease for held in leaving]
 
     def fence_passed(self, fence: FenceId) -> int:
@@ -147,13 +148,12 @@ class SlotLedger:
         self._release(slots)
         return len(slots)
 
-    def _let_go(self, held: Held, after: After) -> None:
+    def _let_go(self, held: Held, pending: tuple[FenceId, ...]) -> None:
         slot = held.lease.slot
         self._held[slot] = None
         del self._slots[held.owner][slot]
         if not self._slots[held.owner]:
             del self._slots[held.owner]
-        pending = self._guards.pending(after)
         # Retire, don't free: a lane still writes this slot until these fences pass.
         self._guards.guard(slot, pending)
         if not pending:

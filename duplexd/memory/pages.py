@@ -8,8 +8,8 @@
 5. Everything a caller is refused is refused before anything changes.
 6. Offloaded tokens are always the end of a table: they leave suffix first and come back prefix first, so what is
    resident is a prefix that attention could read. A table grows, forks and is read only when all of it is resident.
-7. A page on its way out is free once the copy has ended; a host slot on its way back likewise. A copy that failed has
-   lost what it carried: whoever ordered it cuts the table there.
+7. A page on its way out is free once the copy has ended; a host slot on its way back likewise, and no page that a copy
+   still fills is handed out. A copy that failed has lost what it carried: whoever ordered it cuts the table there.
 
 A table with pages of 4 tokens, after a pin at 6, a slide by 1 and a cut inside page 9 (anchor, recent, current):
 
@@ -203,8 +203,9 @@ class PageLedger:
     def close(self, context: ContextId, *, after: After) -> None:
         """Drop a context, its anchors too. Pages others refer to stay. Raises LedgerError when it is not open."""
         table = self._context(context)
-        self._forget_away(table, table.away_tokens, after=after)
-        self._drop(table.extents, self._guards.pending(after))
+        pending = self._guards.pending(after)
+        self._forget_away(table, table.away_tokens, pending)
+        self._drop(table.extents, pending)
         del self._contexts[context]
 
     def _check_contexts(self, owner: Owner) -> None:
@@ -265,11 +266,11 @@ class PageLedger:
         _trim_runs(table.runs, surplus)
         table.committed = min(table.committed, at)
         self.counts["cuts"] += 1
-        surplus -= self._forget_away(table, surplus, after=after)
+        pending = self._guards.pending(after)
+        surplus -= self._forget_away(table, surplus, pending)
         if not surplus:
             return
         del table.slots[at:]
-        pending = self._guards.pending(after)
         dropped, parted = _trim_extents(table.extents, surplus)
         if parted is not None:
             # The cut goes through this page: running work may still write behind it.
@@ -292,11 +293,11 @@ class PageLedger:
         self.counts["slides"] += 1
         table.committed = max(table.committed - drop, min(table.committed, table.pinned))
         resident = min(drop, len(table.slots) - table.pinned)
-        self._forget_oldest_away(table, drop - resident, after=after)
+        pending = self._guards.pending(after)
+        self._forget_oldest_away(table, drop - resident, pending)
         if not resident:
             return
         del table.slots[table.pinned : table.pinned + resident]
-        pending = self._guards.pending(after)
         table.extents, dropped, parted = self._slid(table.extents, table.pinned, resident)
         if parted is not None:
             self._guards.guard(parted, pending)
@@ -433,15 +434,19 @@ class PageLedger:
         """Take pages for all that is offloaded; None when there are too few, and `refusal` says why.
 
         The caller launches a copy of every move under `fence`, and nothing reads the context before it has passed.
+        Each page is guarded until then, whoever lets go of it meanwhile: the copy writes all of it. (Its tail may be
+        appended to at once: whoever does has the page in its table, and waits for the copy before it writes.)
         """
         table = self._context(context)
         self.refusal = self._refuse(table, len(table.away))
         if self.host is None or self.refusal is not None:
             return None
         moves = []
+        pending = self._guards.pending(fence)
         for away in table.away:
             page = self._fill_page(table, away.tokens, offset=away.offset)
-            self.host.discard(away.lease, after=self._guards.pending(fence))
+            self._guards.guard(page, pending)
+            self.host.discard(away.lease, after=pending)
             moves.append(Move(page, away.lease.slot))
         table.away.clear()
         return moves
@@ -460,7 +465,7 @@ class PageLedger:
             leaving.append(extent)
         return leaving
 
-    def _forget_away(self, table: _Context, surplus: int, *, after: After) -> int:
+    def _forget_away(self, table: _Context, surplus: int, pending: tuple[FenceId, ...]) -> int:
         """Drop up to `surplus` tokens from the offloaded end; returns how many went."""
         gone = 0
         while table.away and gone < surplus:
@@ -471,10 +476,10 @@ class PageLedger:
                 return surplus
             gone += away.tokens
             assert self.host is not None
-            self.host.discard(away.lease, after=after)
+            self.host.discard(away.lease, after=pending)
         return gone
 
-    def _forget_oldest_away(self, table: _Context, drop: int, *, after: After) -> None:
+    def _forget_oldest_away(self, table: _Context, drop: int, pending: tuple[FenceId, ...]) -> None:
         while drop:
             away = table.away.pop(0)
             if away.tokens > drop:
@@ -482,7 +487,7 @@ class PageLedger:
                 return
             drop -= away.tokens
             assert self.host is not None
-            self.host.discard(away.lease, after=after)
+            self.host.discard(away.lease, after=pending)
 
     # Relabelling -----------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from duplexd.engine.dialogue import Context, Feed
 from duplexd.errors import ArenaFull
 from duplexd.ids import FenceId, SessionId, WorkId
 from duplexd.memory.classes import CacheClass
-from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
+from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, host_partition
+from duplexd.memory.ledger import SlotLedger
 from duplexd.memory.pages import PageLedger
 
 ONE, TWO = SessionId(1), SessionId(2)
@@ -422,3 +423,31 @@ def test_pages_let_go_under_a_flight_are_given_to_nobody_until_it_is_back(let_go
 
     assert sessions.pages.retiring_count == 0
     assert sessions.held(neighbour) == neighbour.ids
+
+
+@pytest.mark.parametrize("leaving", [True, False], ids=["on the way out", "on the way back"])
+def test_a_lost_copy_is_cut_where_it_began_although_the_context_slid_meanwhile(leaving: bool) -> None:
+    """Twenty tokens behind the anchor, the last eight away; the oldest four slide out while a copy is under way, and
+    the copy fails. What is left was in the arena all the time; four lost tokens counted as held once.
+    """
+    spec = PartitionSpec("pages", PartitionKind.PAGES, PAGES, (FieldSpec("k", (2,)),), PAGE_TOKENS)
+    host = SlotLedger(host_partition(spec, PAGES))
+    pages = PageLedger(spec, host=host)
+    context = Context(pages, pages.open(ONE), ())
+    context.follow(ANCHOR)
+    context.land(WorkId(1), context.launch(WorkId(1), steps=0, feed_max=99).tokens)
+    pages.pin(context.id)
+    context.follow([*ANCHOR, *range(20)])
+    context.land(WorkId(2), context.launch(WorkId(2), steps=0, feed_max=99).tokens)
+    assert len(context.offload(WorkId(3), pages_max=2)) == 2
+    resident = len(context.ids) - context.away
+    work = WorkId(3)
+    if not leaving:
+        context.moved(work, lost=False)
+        work = WorkId(4)
+        assert context.restore(work)
+    context.slide(len(ANCHOR), 4)
+    context.moved(work, lost=True)
+
+    assert context.ids == [*ANCHOR, *range(4, resident - len(ANCHOR))]
+    assert (pages.length(context.id), context.away) == (len(context.ids), 0)

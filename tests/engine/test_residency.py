@@ -8,6 +8,8 @@ from random import Random
 import msgspec
 import pytest
 
+from duplexd.engine.admission import Places
+from duplexd.engine.residency import Residency
 from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
 from duplexd.messages import InputRefusal, ResponseChanged, ResponseState
@@ -196,3 +198,44 @@ def test_a_rider_that_orders_its_memory_back_comes_after_the_launch_it_missed(
             heard_words(simulation.world.listeners[SessionId(session)]),
         )
         assert heard[len(heard) - len(remembered) :] == remembered  # The oldest exchanges have slid out.
+
+
+def slow_copies(simulation: Simulation, *, us: int) -> None:
+    stage = simulation.world.stages["mover"]
+    stage.spec = msgspec.structs.replace(stage.spec, cost=CostModel(fixed_us=us))
+
+
+@pytest.mark.parametrize("at_ms", [21_500, 24_500], ids=["away", "on the way back"])
+def test_a_stop_before_the_memory_is_back_interrupts_without_a_branch(at_ms: int) -> None:
+    """Session 1 had to leave for the others. It types, and at once presses stop, while its pages are still away: there
+    is nothing yet that a branch could share. The engine died of that, or thought on pages that no copy had filled.
+    """
+    simulation = crowd(4, 1, until_ms=36_000)
+    slow_copies(simulation, us=600_000)
+    ask(simulation, 1, 3, at_ms=1000)
+    for session in (2, 3, 4):
+        ask(simulation, session, 12, at_ms=3000 + 7000 * (session - 2))
+    ask(simulation, 1, 8, at_ms=at_ms)
+    readable: list[bool] = []
+    simulation.world.at(
+        ms(at_ms + 15), lambda: readable.append(simulation.core.sessions[SessionId(1)].context.readable)
+    )
+    simulation.world.listeners[SessionId(1)].stop(at=ms(at_ms + 20))
+    ask(simulation, 1, 3, at_ms=30_000)
+    simulation.run()
+
+    assert readable == [False]
+    assert list(simulation.final_states(1).values()) == [[COMPLETED], [ResponseState.CANCELLED], [COMPLETED]]
+
+
+def test_who_rests_longest_keeps_its_turn_when_pages_are_counted_again() -> None:
+    """Nobody reports playback, so the least recently used leaves first, whenever its pages were counted."""
+    residency = Residency(places=Places(4, ""), sessions_max=4, page_bytes=10, pages=16, bytes_per_second=0)
+    early, late = SessionId(2), SessionId(1)
+    residency.rest(early, 0, ms(1))
+    residency.rest(late, 3, ms(2))
+    for session in (late, early, SessionId(3)):
+        residency.recount(session, 3)
+
+    chosen = residency.choose(3, free=0, now=ms(9))
+    assert [candidate.session for candidate in chosen] == [early]

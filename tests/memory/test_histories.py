@@ -102,6 +102,17 @@ def test_a_chunk_cannot_overtake_its_predecessor() -> None:
     assert histories.chunks() == (1, 2)
 
 
+@pytest.mark.parametrize("epoch", [0, 2], ids=["dead", "not begun"])
+def test_a_chunk_of_another_epoch_does_not_begin(epoch: int) -> None:
+    rig = Rig(PLAIN)
+    histories = rig.open()
+    histories.interrupt(Epoch(1))
+    with pytest.raises(LedgerError, match="is in epoch 1"):
+        histories.begin(ChunkId(1), Epoch(epoch), fence=rig.launch())
+
+    assert histories.chunks() == ()
+
+
 def test_an_interruption_continues_from_what_was_seen_last() -> None:
     """Chunks 4 and 5 were ready and 6 was in work when the person spoke; the viewer had seen 3."""
     rig = Rig(PLAIN)
