@@ -44,13 +44,13 @@ class Mind:
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
         plan = load_plan("pocket", {"batch_max": str(SESSIONS)})
-        layout = ArenaLayout(
-            [spec for spec in plan.partitions(SESSIONS) if spec.name in (PAGES, "workspace")],
-        )
+        thinker: Any = plan.build()[plan.need(Role.THINK).name]
+        own = (thinker.shelf().name, PAGES, "workspace")
+        layout = ArenaLayout([spec for spec in plan.partitions(SESSIONS) if spec.name in own])
         pages = layout.partitions[PAGES]
         host = host_partition(pages, pages.session_slots)
         arena = Arena(layout)
-        self.thinker: Any = plan.build()[plan.need(Role.THINK).name]
+        self.thinker = thinker
         self.thinker.load(arena)
         self.mover = Mover(pages, host)
         self.mover.load(arena)

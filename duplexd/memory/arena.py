@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor, nn
 
-from duplexd.errors import ArenaFull
-from duplexd.memory.layout import ArenaLayout, Placement
+from duplexd.errors import ArenaFull, ModelError
+from duplexd.memory.layout import SHELF_FIELD, ArenaLayout, PartitionSpec, Placement, aligned
 from duplexd.memory.ledger import Lease
 
 
@@ -76,6 +77,55 @@ class Arena:
             return torch.empty(0, dtype=torch.int64, device=self.device)
         host = torch.frombuffer(bytearray(slots), dtype=torch.int64)
         return host if self.device.type == "cpu" else host.pin_memory().to(self.device, non_blocking=True)
+
+
+class Shelf:
+    """A partition of one stage's weights (`shelf_partition`). Fill it with `place`, then call `close`.
+
+    What is computed with is the view that `place` returns; the original may be forgotten. What is placed is what was
+    promised, to the byte: a stage that would hold more, or less, does not load.
+
+    Raises:  ConfigError when the arena has no such partition.
+    """
+
+    def __init__(self, arena: Arena, spec: PartitionSpec) -> None:
+        self.spec = spec
+        self._bytes = arena.field(spec.name, SHELF_FIELD)[0]
+        self._placed = 0
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor on the shelf: same shape and type, contiguous, on the arena's device.
+
+        Raises:  ModelError when more is placed than was promised.
+        """
+        end = self._placed + tensor.nbytes
+        if end > len(self._bytes):
+            raise ModelError(
+                f"{self.spec.name}: a tensor {tuple(tensor.shape)} {tensor.dtype} needs {tensor.nbytes} bytes, "
+                f"{len(self._bytes) - self._placed} of {len(self._bytes)} are left: the header promised less"
+            )
+        view = self._bytes[self._placed : end].view(tensor.dtype).view(tensor.shape)
+        view.copy_(tensor)
+        self._placed += aligned(tensor.nbytes)
+        return view
+
+    def place_all(self, module: nn.Module) -> None:
+        """Every parameter and buffer of a module, in place."""
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.data = self.place(tensor.data)
+
+    def close(self) -> None:
+        """Raises ModelError when less was placed than was promised: the rest would be claimed and never used."""
+        if self._placed != len(self._bytes):
+            raise ModelError(
+                f"{self.spec.name}: {self._placed} of {len(self._bytes)} bytes were placed: the header promised more"
+            )
+
+
+def sizes_of(module: nn.Module) -> list[int]:
+    """Bytes of every parameter and buffer; the module may be on the meta device, where it holds nothing."""
+    return [tensor.nbytes for tensor in (*module.parameters(), *module.buffers())]
 
 
 def _poison(field: torch.Tensor) -> float:

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from math import prod
 
@@ -116,6 +116,19 @@ def host_partition(pages: PartitionSpec, count: int) -> PartitionSpec:
     return PartitionSpec(HOST, PartitionKind.SLOTS, count, fields)
 
 
+#: The one field of a shelf.
+SHELF_FIELD = "bytes"
+
+
+def shelf_partition(name: str, sizes: Iterable[int]) -> PartitionSpec:
+    """Raw bytes for one stage's weights: tensors of these sizes, each on an aligned place.
+
+    The sizes are known from headers, before a tensor is read; `Shelf` fills the partition and holds them to it.
+    """
+    fields = (FieldSpec(SHELF_FIELD, (sum(map(aligned, sizes)),), "uint8"),)
+    return PartitionSpec(name, PartitionKind.SLOTS, 1, fields, section=Section.WEIGHTS)
+
+
 _USUAL = {
     PartitionKind.SLOTS: Section.PAYLOADS,
     PartitionKind.RING: Section.WINDOWS,
@@ -162,7 +175,7 @@ class ArenaLayout:
             for field in spec.fields:
                 placement = _place(spec, field, offset)
                 self.placements[spec.name, field.name] = placement
-                offset = _aligned(placement.offset + placement.nbytes)
+                offset = aligned(placement.offset + placement.nbytes)
             self._end[spec.name] = offset
         self.total_bytes = offset
 
@@ -221,7 +234,8 @@ def _cell(text: str, width: int, column: int) -> str:
     return text.ljust(width) if column < 2 else text.rjust(width)
 
 
-def _aligned(offset: int) -> int:
+def aligned(offset: int) -> int:
+    """The next place a field may start on."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 

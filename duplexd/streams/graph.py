@@ -93,8 +93,8 @@ class ModelPlan:
         self.cut = cut
         self.takes = takes
         self.voice = voice  #: what tells voice in the person's audio: "silero" or "energy"
-        self.weights_bytes = weights_bytes  #: of all stages together, as far as headers and files tell
-        self.weights_held = weights_held  #: where they lie, in words
+        self.weights_bytes = weights_bytes  #: of weights that lie beside the arena, as far as headers and files tell
+        self.weights_held = weights_held  #: which these are and why, in words
         _check(self)
 
     def stage(self, role: Role) -> StageSpec | None:

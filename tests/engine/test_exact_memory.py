@@ -118,7 +118,7 @@ def plan_with(thinker: Thinker, session_pages: int) -> ModelPlan:
             session_slots=session_pages,
             shared_slots=1,
         )
-        return (*others, pages, thinker.workspace())
+        return (thinker.shelf(), *others, pages, thinker.workspace())
 
     def build() -> dict[str, object]:
         stages = {spec.name: stage for spec, stage in zip(clock.stages.values(), clock.build().values(), strict=True)}

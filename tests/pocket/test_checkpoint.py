@@ -13,7 +13,7 @@ from thinker_fakes import Tiny, arena_for, random_weights, reference_logits, thi
 
 from duplexd.errors import ModelError
 from duplexd.models.pocket.checkpoint import ARCHITECTURES, GgufSource, llama3_factors, load_checkpoint
-from duplexd.models.pocket.decoder import Decoder, attention_of, held_bytes
+from duplexd.models.pocket.decoder import Decoder, attention_of, placed_sizes
 from duplexd.models.pocket.gguffile import GgufFile
 from duplexd.models.pocket.linear import Precision, choose_precision
 from duplexd.models.pocket.thinker import Thinker
@@ -132,26 +132,46 @@ def test_blocks_stay_four_bits_by_default(tmp_path: Path) -> None:
     assert choose_precision("auto", load_checkpoint(floats), cpu) is Precision.INT8
 
 
-@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.INT8, Precision.INT4], ids=lambda one: one.value)
-def test_a_decoder_holds_as_many_bytes_as_its_header_promises(tmp_path: Path, precision: Precision) -> None:
-    """`duplexd plan` counts the weights before any tensor is read."""
-    tiny = Tiny()
-    path = write_gguf(tmp_path / "q.gguf", tiny, random_weights(tiny), kind=gguf.GGMLQuantizationType.Q4_1)
-    checkpoint = load_checkpoint(path)
-    cpu = torch.device("cpu")
-    attention = attention_of(checkpoint.shape, context_max=16, precision=precision, device=cpu)
-    decoder = Decoder(checkpoint, attention, precision=precision, device=cpu)
-    packed = 0 if precision is Precision.FLOAT32 else tiny.vocabulary * tiny.width  # the rough head's, inside an op
+@pytest.mark.parametrize("precision", list(Precision), ids=lambda one: one.value)
+@pytest.mark.parametrize(
+    "tiny",
+    [Tiny(tied=True), Tiny(architecture="qwen2"), Tiny(architecture="qwen3")],
+    ids=["tied llama", "biases and a head", "norms of heads"],
+)
+def test_a_decoder_places_what_its_header_promises(tmp_path: Path, tiny: Tiny, precision: Precision) -> None:
+    """`duplexd plan` counts the weights, and the arena has a shelf for them, before any matrix is read."""
+    folder = write_folder(tmp_path / "f", tiny, random_weights(tiny))
+    blocks = write_gguf(tmp_path / "q.gguf", tiny, random_weights(tiny), kind=gguf.GGMLQuantizationType.Q4_1)
+    for path in (folder, blocks):
+        placed: list[int] = []
 
-    held = sum(map(matrix_bytes, decoder._layers)) + decoder.embedding.nbytes + matrix_bytes(decoder.head) + packed
-    assert held_bytes(checkpoint, precision) == held
+        def place(tensor: torch.Tensor, placed: list[int] = placed) -> torch.Tensor:
+            placed.append(tensor.nbytes)
+            return tensor
+
+        checkpoint, cpu = load_checkpoint(path), torch.device("cpu")
+        attention = attention_of(checkpoint.shape, context_max=16, precision=precision, device=cpu)
+        decoder = Decoder(checkpoint, attention, precision=precision, device=cpu, place=place)
+
+        assert sorted(placed_sizes(checkpoint, precision)) == sorted(placed)
+        assert held_bytes([decoder._layers, decoder.embedding, decoder.head, decoder._final_norm]) == sum(placed)
 
 
-def matrix_bytes(part: object) -> int:
-    """Bytes of the matrices an object keeps, those of its inner objects included."""
-    if isinstance(part, torch.Tensor):
-        return part.nbytes if part.dim() > 1 else 0
-    return sum(map(matrix_bytes, vars(part).values())) if hasattr(part, "__dict__") else 0
+def held_bytes(root: object) -> int:
+    """Bytes of all tensors that can be reached from here, each once."""
+    found: dict[int, int] = {}
+
+    def walk(part: object) -> None:
+        if isinstance(part, torch.Tensor):
+            found[part.data_ptr()] = part.nbytes
+        elif isinstance(part, list):
+            for one in part:
+                walk(one)
+        elif hasattr(part, "__dict__"):
+            walk(list(vars(part).values()))
+
+    walk(root)
+    return sum(found.values())
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def arena_for(thinker: Thinker, *, tokens: int = 256) -> Arena:
     pages = PartitionSpec(
         name=PAGES, kind=PartitionKind.PAGES, count=tokens // 16, page_tokens=16, fields=thinker.page_fields()
     )
-    arena = Arena(ArenaLayout([pages, thinker.workspace(thinker.spec.batch_max)]))
+    arena = Arena(ArenaLayout([thinker.shelf(), pages, thinker.workspace(thinker.spec.batch_max)]))
     for partition, count in ((PAGES, tokens), (thinker.workspace().name, thinker.spec.batch_max)):
         arena.fill_nan(partition, range(count))
     return arena

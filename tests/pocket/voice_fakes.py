@@ -39,6 +39,9 @@ class FakeArena:
         for partition in partitions:
             for slot in range(slots):
                 self.spoil(partition, slot)
+        for shelf in (voice.Talker().shelf(), voice.Vocoder().shelf()):
+            (field,) = shelf.fields
+            self.tensors[shelf.name, field.name] = torch.full((1, *field.shape), 0xFF, dtype=torch.uint8)
 
     def field(self, partition: str, name: str) -> torch.Tensor:
         return self.tensors[partition, name]

@@ -18,7 +18,7 @@ from duplexd.errors import ConfigError
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.stage import Cut, Stage
-from duplexd.units import ticks_from_ms
+from duplexd.units import text_from_bytes, ticks_from_ms
 
 PAGE_TOKENS = 16
 #: Every kept cut or branch may leave one page partly filled; a context of 1024 tokens holds some twenty turns.
@@ -29,12 +29,16 @@ REPLY_TOKENS_MAX = 72
 REPLY_SENTENCES_MAX = 2
 REPLY_WORDS_ENOUGH = 9
 THINK_STEPS = 4
-#: Files the stages read beside the thinker's.
-FILES = (
-    *("moonshine-encoder", "moonshine-decoder", "moonshine-tokenizer", "smart-turn"),
-    *("hibari", "hibari-oov", "hibari-vocab"),
-)
+#: Files whose weights lie beside the arena: other libraries hold them, and not less than the file has.
+FILES = ("moonshine-encoder", "moonshine-decoder", "moonshine-tokenizer", "smart-turn", "hibari-oov", "hibari-vocab")
 CHUNK_RAMP = (ticks_from_ms(150), ticks_from_ms(200), ticks_from_ms(300))
+
+
+def beside_of(rough_bytes: int) -> str:
+    """Which weights lie beside the one allocation, and why, in words."""
+    networks = "ears, judge and unknown words (ONNX Runtime has memory of its own)"
+    rough = f"; rough head of the thinker, {text_from_bytes(rough_bytes)} (packed inside torch)" if rough_bytes else ""
+    return f"beside the allocation: {networks}{rough}"
 
 
 def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
@@ -74,6 +78,9 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         anchor = -(-shared // PAGE_TOKENS)
         pages = -(-(CONTEXT_MAX - shared) // PAGE_TOKENS) + SPARE_PAGES
         return (
+            mind.thinker.shelf(),
+            talker.shelf(),
+            vocoder.shelf(),
             PartitionSpec("state", slots, sessions, voice.state_fields(), session_slots=1, section=Section.WINDOWS),
             PartitionSpec(
                 "ingest",
@@ -122,6 +129,6 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         listen_max=ticks_from_ms(8000),
         cut=Cut.AT_CURSOR,
         voice="silero",
-        weights_bytes=mind.thinker.weights_bytes + sum(weights.WEIGHTS[name].bytes for name in FILES),
-        weights_held="held by the stages, beside the one allocation",
+        weights_bytes=mind.thinker.beside_bytes + sum(weights.WEIGHTS[name].bytes for name in FILES),
+        weights_held=beside_of(mind.thinker.beside_bytes),
     )

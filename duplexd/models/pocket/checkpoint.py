@@ -67,6 +67,7 @@ class Source(Protocol):
     def has(self, name: str) -> bool: ...
     def dense(self, name: str) -> Tensor: ...
     def blocks(self, name: str) -> Blocks | None: ...
+    def in_blocks(self, name: str) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,11 @@ class Matrix:
                 return None
             parts.append(part if order is None else part.take(order))
         return Blocks(*(torch.cat([getattr(part, key) for part in parts]) for key in ("codes", "scale", "low")))
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether `blocks` would give some; read off the header."""
+        return all(map(self.source.in_blocks, self.names))
 
     def _parts(self) -> Iterable[tuple[str, Tensor | None]]:
         return zip(self.names, self.orders, strict=True)
@@ -294,6 +300,9 @@ class GgufSource:
         read = _BLOCK_READERS.get(tensor.kind)
         return read(tensor) if read else None
 
+    def in_blocks(self, name: str) -> bool:
+        return self._tensor(name).kind in _BLOCK_READERS
+
     def _tensor(self, name: str) -> GgufTensor:
         found = self._file.tensors.get(name)
         if found is None:
@@ -451,6 +460,9 @@ class FolderSource:
 
     def blocks(self, name: str) -> Blocks | None:
         return None
+
+    def in_blocks(self, name: str) -> bool:
+        return False
 
 
 def _from_folder(path: Path) -> DecoderWeights:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from duplexd.models.pocket.checkpoint import DecoderShape, DecoderWeights, LayerWeights
-from duplexd.models.pocket.linear import FEW, Head, Linear, Precision, hold, hold_head, parameter_bytes
+from duplexd.models.pocket.checkpoint import DecoderShape, DecoderWeights, LayerWeights, Matrix
+from duplexd.models.pocket.linear import FEW, Head, Linear, Place, Precision, as_it_is, held_sizes, hold, hold_head
 from duplexd.streams.attention import (
     AdjacentPairs,
     Attention,
@@ -40,55 +40,80 @@ class _Layer:
     down: Linear
 
 
-def held_bytes(weights: DecoderWeights, precision: Precision) -> int:
-    """Bytes a `Decoder` holds in matrices, embedding and head, from the header alone.
+def placed_sizes(weights: DecoderWeights, precision: Precision) -> list[int]:
+    """Bytes of every tensor a `Decoder` places, before a matrix is read: from headers, norms and biases."""
+    shape, item = weights.shape, precision.dtype.itemsize
+    tables = 1 if weights.head.names == weights.embedding.names else 2
+    sizes = [shape.vocabulary * shape.width * item] * tables + [shape.width * item]
+    for layer in map(weights.layer, range(shape.layers)):
+        small = (layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm, layer.qkv_bias)
+        sizes += [part.numel() * item for part in small if part is not None]
+        for matrix, rows, columns in _matrices(shape, layer):
+            sizes += held_sizes(matrix, rows, columns, precision)
+    return sizes
 
-    Norms, biases and scales of whole rows are left out: below one percent of a real checkpoint. A checkpoint that
-    mixes 4-bit and other matrices counts as if all were like those of its first layer.
-    """
-    shape = weights.shape
-    attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    layers = shape.layers * shape.width * (attention + 3 * shape.inner)
-    vocabulary = shape.vocabulary * shape.width
-    tied = weights.head.names == weights.embedding.names
-    tables = vocabulary * precision.dtype.itemsize * (1 if tied else 2)
-    rough = vocabulary if precision in (Precision.INT4, Precision.INT8) else 0
-    return round(layers * parameter_bytes(precision)) + tables + rough
+
+def _matrices(shape: DecoderShape, layer: LayerWeights) -> tuple[tuple[Matrix, int, int], ...]:
+    """A layer's matrices with their rows and columns."""
+    attended = shape.heads * shape.head_dim
+    return (
+        (layer.qkv, attended + 2 * shape.kv_heads * shape.head_dim, shape.width),
+        (layer.out, shape.width, attended),
+        (layer.gate_up, 2 * shape.inner, shape.width),
+        (layer.down, shape.width, shape.inner),
+    )
+
+
+def rough_bytes(weights: DecoderWeights, precision: Precision) -> int:
+    """Bytes of the rough head: torch packs it into an object of its own, which lies where it likes."""
+    packed = precision in (Precision.INT4, Precision.INT8)
+    return weights.shape.vocabulary * weights.shape.width if packed else 0
 
 
 class Decoder:
     """Weights of a decoder, held in one precision on one device.
 
     Args:    attention: of the checkpoint's shape, see `attention_of`.
+             place: where the tensors go that stay (a shelf of the arena); all but the rough head's.
     """
 
     def __init__(
-        self, weights: DecoderWeights, attention: Attention, *, precision: Precision, device: torch.device
+        self,
+        weights: DecoderWeights,
+        attention: Attention,
+        *,
+        precision: Precision,
+        device: torch.device,
+        place: Place = as_it_is,
     ) -> None:
         self.shape = weights.shape
         self.attention = attention
         self.dtype = precision.dtype
         self.device = device
-        self.embedding = weights.embedding.dense().to(device, self.dtype)
+        self._place = place
+        self.embedding = place(weights.embedding.dense().to(device, self.dtype))
         tied = weights.head.names == weights.embedding.names
-        head = self.embedding if tied else weights.head.dense().to(device, self.dtype)
+        head = self.embedding if tied else place(weights.head.dense().to(device, self.dtype))
         self.head: Head = hold_head(head, precision)
-        self._final_norm = weights.final_norm().to(device, self.dtype)
+        self._final_norm = place(weights.final_norm().to(device, self.dtype))
         self._layers = [self._hold(weights.layer(index), precision) for index in range(self.shape.layers)]
 
     def _hold(self, layer: LayerWeights, precision: Precision) -> _Layer:
-        def norm(weight: Tensor | None) -> Tensor | None:
-            return None if weight is None else weight.to(self.device, self.dtype)
+        def norm(weight: Tensor) -> Tensor:
+            return self._place(weight.to(self.device, self.dtype))
+
+        def linear(matrix: Matrix, bias: Tensor | None = None) -> Linear:
+            return hold(matrix, bias, precision, self.device, self._place)
 
         return _Layer(
-            attention_norm=layer.attention_norm.to(self.device, self.dtype),
-            qkv=hold(layer.qkv, layer.qkv_bias, precision, self.device),
-            query_norm=norm(layer.query_norm),
-            key_norm=norm(layer.key_norm),
-            out=hold(layer.out, None, precision, self.device),
-            mlp_norm=layer.mlp_norm.to(self.device, self.dtype),
-            gate_up=hold(layer.gate_up, None, precision, self.device),
-            down=hold(layer.down, None, precision, self.device),
+            attention_norm=norm(layer.attention_norm),
+            qkv=linear(layer.qkv, layer.qkv_bias),
+            query_norm=None if layer.query_norm is None else norm(layer.query_norm),
+            key_norm=None if layer.key_norm is None else norm(layer.key_norm),
+            out=linear(layer.out),
+            mlp_norm=norm(layer.mlp_norm),
+            gate_up=linear(layer.gate_up),
+            down=linear(layer.down),
         )
 
     def forward(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], *, states: bool) -> Tensor | None:

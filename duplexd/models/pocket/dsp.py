@@ -38,7 +38,6 @@ def window(device: torch.device) -> Tensor:
     return torch.hann_window(WINDOW, periodic=True, dtype=torch.float64, device=device).to(torch.float32)
 
 
-@functools.cache
 def noise_table(frames: int, device: torch.device) -> Tensor:
     """Complex standard noise (frames, 601), the same in every process: a clause that is made again sounds the same."""
     rng = torch.Generator().manual_seed(_NOISE_SEED)

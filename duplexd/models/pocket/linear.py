@@ -37,6 +37,15 @@ FEW = 15
 CANDIDATES = 16
 
 
+#: Where a tensor that stays goes: it is given, and what is computed with from then on is returned.
+Place = Callable[[Tensor], Tensor]
+
+
+def as_it_is(tensor: Tensor) -> Tensor:
+    """The `Place` of weights without an arena."""
+    return tensor
+
+
 class Precision(Enum):
     """How weights are held and what is computed in."""
 
@@ -76,8 +85,8 @@ class DenseLinear:
 class PackedLinear(ABC):
     """A packed matrix for few rows and a bfloat16 copy of it for many."""
 
-    def __init__(self, dense: Tensor, bias: Tensor | None) -> None:
-        self._many = DenseLinear(dense.bfloat16(), bias)
+    def __init__(self, dense: Tensor, bias: Tensor | None, place: Place) -> None:
+        self._many = DenseLinear(place(dense.bfloat16()), bias)
 
     @abstractmethod
     def _packed(self, x: Tensor) -> Tensor: ...
@@ -97,12 +106,12 @@ class PackedLinear(ABC):
 class Int8Linear(PackedLinear):
     """int8 per output row; loses about 0.4 % of a row's largest weight."""
 
-    def __init__(self, matrix: Matrix, bias: Tensor | None) -> None:
+    def __init__(self, matrix: Matrix, bias: Tensor | None, place: Place) -> None:
         weight = matrix.dense().float()
         scale = (weight.abs().amax(1) / 127).clamp(min=1e-12)
-        self.codes = (weight / scale[:, None]).round().to(torch.int8)
-        self.scale = scale.bfloat16()
-        super().__init__(weight, bias)
+        self.codes = place((weight / scale[:, None]).round().to(torch.int8))
+        self.scale = place(scale.bfloat16())
+        super().__init__(weight, bias, place)
 
     def _packed(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scale)
@@ -112,12 +121,12 @@ class Int8Linear(PackedLinear):
 class Int4Linear(PackedLinear):
     """The checkpoint's own 4-bit groups; only their scales are rounded, to bfloat16."""
 
-    def __init__(self, blocks: Blocks, bias: Tensor | None) -> None:
-        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(blocks.codes.int(), 1)
+    def __init__(self, blocks: Blocks, bias: Tensor | None, place: Place) -> None:
+        self.packed = place(torch.ops.aten._convert_weight_to_int4pack_for_cpu(blocks.codes.int(), 1))
         # The kernel computes (code - 8) * scale + zero.
         scales = torch.stack([blocks.scale, blocks.low + 8 * blocks.scale], dim=2)
-        self.scales = scales.transpose(0, 1).contiguous().bfloat16()
-        super().__init__(_dense(blocks), bias)
+        self.scales = place(scales.transpose(0, 1).contiguous().bfloat16())
+        super().__init__(_dense(blocks), bias, place)
 
     def _packed(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.packed, GROUP, self.scales)
@@ -129,24 +138,33 @@ def _dense(blocks: Blocks) -> Tensor:
     return torch.addcmul(blocks.low[..., None], codes, blocks.scale[..., None]).flatten(1)
 
 
-def parameter_bytes(precision: Precision) -> float:
-    """Bytes a parameter of a matrix takes as `hold` keeps it, with the bfloat16 copy for many rows."""
-    copy = 2.0
-    # Four bits, and a bfloat16 scale and zero for each group.
-    packed = {Precision.INT4: 0.5 + 4 / GROUP + copy, Precision.INT8: 1.0 + copy}
-    return packed.get(precision, float(precision.dtype.itemsize))
-
-
-def hold(matrix: Matrix, bias: Tensor | None, precision: Precision, device: torch.device) -> Linear:
-    """Read one matrix and hold it in the given precision."""
-    bias = None if bias is None else bias.to(device, precision.dtype)
-    if precision is Precision.INT4:
-        blocks = matrix.blocks()
-        if blocks is not None and blocks.codes.shape[0] % 16 == 0:
-            return Int4Linear(blocks, bias)
+def held_sizes(matrix: Matrix, rows: int, columns: int, precision: Precision) -> list[int]:
+    """Bytes of each tensor that `hold` places for a matrix, its bias left out; read off the header."""
+    copy = 2 * rows * columns
+    if _takes_blocks(matrix, rows, precision):
+        # Four bits, and a bfloat16 scale and zero for each group.
+        return [rows * columns // 2, 4 * rows * (columns // GROUP), copy]
     if precision in (Precision.INT4, Precision.INT8):
-        return Int8Linear(matrix, bias)
-    return DenseLinear(matrix.dense().to(device, precision.dtype), bias)
+        return [rows * columns, 2 * rows, copy]
+    return [rows * columns * precision.dtype.itemsize]
+
+
+def hold(
+    matrix: Matrix, bias: Tensor | None, precision: Precision, device: torch.device, place: Place = as_it_is
+) -> Linear:
+    """Read one matrix and hold it in the given precision, its tensors wherever `place` puts them."""
+    bias = None if bias is None else place(bias.to(device, precision.dtype))
+    blocks = matrix.blocks() if precision is Precision.INT4 and matrix.in_blocks else None
+    if blocks is not None and _takes_blocks(matrix, len(blocks.codes), precision):
+        return Int4Linear(blocks, bias, place)
+    if precision in (Precision.INT4, Precision.INT8):
+        return Int8Linear(matrix, bias, place)
+    return DenseLinear(place(matrix.dense().to(device, precision.dtype)), bias)
+
+
+def _takes_blocks(matrix: Matrix, rows: int, precision: Precision) -> bool:
+    """The 4-bit kernel takes whole groups of 16 rows."""
+    return precision is Precision.INT4 and matrix.in_blocks and rows % 16 == 0
 
 
 # Head ----------------------------------------------------------------------------------------------------------------

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from duplexd import weights as store
 from duplexd.errors import ModelError
-from duplexd.memory.layout import FieldSpec, PartitionSpec
+from duplexd.memory.arena import Shelf
+from duplexd.memory.layout import FieldSpec, PartitionSpec, shelf_partition
 from duplexd.models.pocket.checkpoint import DecoderShape, DecoderWeights, load_checkpoint
-from duplexd.models.pocket.decoder import Decoder, attention_of, held_bytes
+from duplexd.models.pocket.decoder import Decoder, attention_of, placed_sizes, rough_bytes
 from duplexd.models.pocket.gguffile import GgufFile
 from duplexd.models.pocket.linear import Precision, choose_precision
 from duplexd.models.pocket.persona import Persona, load_persona
@@ -97,6 +98,8 @@ class Thinker:
         self.attention = attention_of(
             weights.shape, attention, context_max=context_max, precision=self.precision, device=self._device
         )
+        table = self.attention.rotary.table.nbytes
+        self._shelf = shelf_partition("thinker weights", [table, *placed_sizes(weights, self.precision)])
         self.spec = StageSpec(
             name="thinker",
             role=Role.THINK,
@@ -117,16 +120,28 @@ class Thinker:
         """Scratch of the running batch, one slot a job; no more than there are sessions, each has one job at a time."""
         return self.attention.workspace(min(sessions, self.spec.batch_max))
 
+    def shelf(self) -> PartitionSpec:
+        """The weights' partition: all of the decoder but its rough head, and the rotary table."""
+        return self._shelf
+
     @property
-    def weights_bytes(self) -> int:
-        """What the loaded decoder will hold; read off the header."""
-        return held_bytes(self._weights, self.precision)
+    def beside_bytes(self) -> int:
+        """Of the weights, what does not lie in the arena: the rough head."""
+        return rough_bytes(self._weights, self.precision)
 
     def load(self, arena: Any) -> None:
-        """Read and pack the weights (two seconds for 135 million), take the arena's views."""
-        with torch.inference_mode():
-            self.decoder = Decoder(self._weights, self.attention, precision=self.precision, device=self._device)
+        """Read and pack the weights onto their shelf (two seconds for 135 million), take the arena's views.
+
+        Raises:  ModelError when the arena is another thinker's, or the checkpoint is not what its header promised.
+        """
         self.attention.load(arena)
+        shelf = Shelf(arena, self._shelf)
+        with torch.inference_mode():
+            self.attention.rotary.table = shelf.place(self.attention.rotary.table)
+            self.decoder = Decoder(
+                self._weights, self.attention, precision=self.precision, device=self._device, place=shelf.place
+            )
+        shelf.close()
         self._slots_total = arena.layout.partitions[PAGES].rows
         log.info("thinker %s: %s, precision %s", self._weights.path.name, self.shape.architecture, self.precision.value)
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from duplexd import weights
 from duplexd.ids import SlotId
-from duplexd.memory.layout import FieldSpec
+from duplexd.memory.arena import Shelf, sizes_of
+from duplexd.memory.layout import FieldSpec, PartitionSpec, shelf_partition
 from duplexd.models.pocket import dsp
 from duplexd.models.pocket.phonemes import Reader, Reading
 from duplexd.models.pocket.voicenets import (
@@ -34,6 +35,7 @@ from duplexd.models.pocket.voicenets import (
     REACH,
     SpectrumNet,
     TalkNet,
+    empty_nets,
     load_nets,
 )
 from duplexd.streams.stage import (
@@ -132,11 +134,18 @@ class Talker:
             load=0.01,
         )
 
+    def shelf(self) -> PartitionSpec:
+        """The weights' partition."""
+        return shelf_partition("talker weights", sizes_of(empty_nets()[0]))
+
     def load(self, arena: Any) -> None:
         """Raises WeightsError when a file of the voice is missing or damaged."""
         self._latents = Latents(arena)
         self._reader = Reader(oov=weights.path("hibari-oov"), vocabulary=weights.path("hibari-vocab"))
-        self._net: TalkNet = load_nets(weights.path("hibari"))[0].to(self._latents.frames.device)
+        self._net: TalkNet = load_nets(weights.path("hibari"))[0]
+        shelf = Shelf(arena, self.shelf())
+        shelf.place_all(self._net)
+        shelf.close()
         # The first use of the unknown-word network and of the kernels is slow; nobody should hear that.
         self._durations(self._reader.read("Hello, zorblax."))
 
@@ -269,6 +278,11 @@ class Vocoder:
             load=0.04,
         )
 
+    def shelf(self) -> PartitionSpec:
+        """The weights' partition, the table of noise with them."""
+        noise = FRAMES_MAX * dsp.BINS * torch.complex64.itemsize
+        return shelf_partition("vocoder weights", [*sizes_of(empty_nets()[1]), noise])
+
     def load(self, arena: Any) -> None:
         """Raises WeightsError when a file of the voice is missing or damaged."""
         self._latents = Latents(arena)
@@ -276,9 +290,11 @@ class Vocoder:
         self._blocks: Tensor = arena.field("state", "voice_blocks")
         self._tail: Tensor = arena.field("state", "voice_tail")
         self._next: Tensor = arena.field("state", "voice_next")
-        device = self._latents.frames.device
-        self._net = (self._given or load_nets(weights.path("hibari"))[1]).to(device)
-        self._noise = dsp.noise_table(FRAMES_MAX, device)
+        self._net = self._given or load_nets(weights.path("hibari"))[1]
+        shelf = Shelf(arena, self.shelf())
+        shelf.place_all(self._net)
+        self._noise = shelf.place(dsp.noise_table(FRAMES_MAX, self._latents.frames.device))
+        shelf.close()
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[RenderJob], media: Any) -> list[RenderResult | Failed]:

@@ -189,6 +189,12 @@ class SpectrumNet(nn.Module):
         return out.view(-1, 5, BINS)
 
 
+def empty_nets() -> tuple[TalkNet, SpectrumNet]:
+    """Both halves of the voice without weights: shapes that take no memory."""
+    with torch.device("meta"):
+        return TalkNet(), SpectrumNet()
+
+
 def load_nets(path: Path) -> tuple[TalkNet, SpectrumNet]:
     """Both halves of the voice from its ONNX file, in evaluation mode.
 
