@@ -451,3 +451,17 @@ def test_a_lost_copy_is_cut_where_it_began_although_the_context_slid_meanwhile(l
 
     assert context.ids == [*ANCHOR, *range(4, resident - len(ANCHOR))]
     assert (pages.length(context.id), context.away) == (len(context.ids), 0)
+
+
+def test_nothing_leaves_while_a_flight_still_writes() -> None:
+    """A page copied now would be an image of keys that are not there yet."""
+    spec = PartitionSpec("pages", PartitionKind.PAGES, PAGES, (FieldSpec("k", (2,)),), PAGE_TOKENS)
+    pages = PageLedger(spec, host=SlotLedger(host_partition(spec, PAGES)))
+    context = Context(pages, pages.open(ONE), ())
+    context.follow(range(9))
+    context.launch(WorkId(1), steps=0, feed_max=99)
+    during = context.offload(WorkId(2), pages_max=9)
+    context.land(WorkId(1), ())
+
+    assert during == []
+    assert len(context.offload(WorkId(2), pages_max=9)) == 3

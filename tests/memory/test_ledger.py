@@ -202,6 +202,17 @@ def test_a_fence_that_has_passed_holds_nothing_back() -> None:
     assert ledger.free_count == 1
 
 
+@pytest.mark.parametrize("leave", ["slide", "close"])
+def test_fences_given_as_an_iterator_guard_every_slot_that_leaves(leave: str) -> None:
+    ledger = SlotLedger(window())
+    for _ in range(3):
+        ledger.commit(take(ledger))
+    after = iter([FenceId(4)])
+    gone = ledger.slide(ONE, 0, after=after) if leave == "slide" else ledger.close(ONE, after=after)
+
+    assert (len(gone), ledger.retiring_count) == (3, 3)
+
+
 def test_committing_moves_nothing() -> None:
     ledger = SlotLedger(window())
     lease = take(ledger)
