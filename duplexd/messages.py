@@ -311,10 +311,19 @@ class EndSession(Message, frozen=True):
     reason: str
 
 
+class SessionBytes(msgspec.Struct, frozen=True, array_like=True):
+    """What one session holds now, what still waits behind a fence included."""
+
+    session: SessionId
+    arena: int  #: bytes of its slots and pages in the arena; what all share is nobody's
+    host: int  #: bytes in host memory beside it
+
+
 class Metrics(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Counters and gauges of the engine, once a second and when asked."""
 
     values: dict[str, float]
+    sessions: tuple[SessionBytes, ...] = ()  #: those that hold most; how many are not listed is one of the values
 
 
 News = (

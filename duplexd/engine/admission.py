@@ -36,10 +36,11 @@ def places_of(stages: Iterable[StageSpec], *, contexts: int, cores: int | None) 
     lanes: dict[str, float] = {}
     for spec in stages:
         lanes[spec.lane] = lanes.get(spec.lane, 0.0) + spec.load
-    limits = [(contexts, f"the arena has room for {contexts} whole contexts")]
+    limits = [(contexts, f"the arena has room for {contexts} whole context{'s' * (contexts != 1)}")]
     limits += [(_fit(load, 1), f"lane {lane} has time for {_fit(load, 1)}") for lane, load in lanes.items() if load > 0]
     if cores is not None and (total := sum(lanes.values())) > 0:
-        limits.append((_fit(total, cores), f"{cores} cores have time for {_fit(total, cores)}"))
+        share = f"{cores} cores have" if cores > 1 else "the one core has"
+        limits.append((_fit(total, cores), f"{share} time for {_fit(total, cores)}"))
     count, shortage = min(limits, key=lambda limit: limit[0])
     return Places(count, shortage)
 

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import nlargest
 from typing import Any
 
 from duplexd.engine.bargein import BargeInRule
@@ -58,6 +59,7 @@ from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 PROGRESS_EVERY = Nanos(100 * NANOS_PER_MS)
 METRICS_EVERY = Nanos(NANOS_PER_SECOND)
 PAGES_A_STEP = 8  #: what one think step takes at most: its feed, the tokens it decodes, one page begun by a cut
+SESSIONS_LISTED_MAX = 32  #: sessions whose bytes are told one by one: those that hold most
 ANCHOR_SESSION = SessionId(0)  #: the anchor's prefill is nobody's session
 
 
@@ -517,12 +519,16 @@ class EngineCore:
         values |= {f"tokens_{kind.value}": float(count) for kind, count in usage.tokens.items()}
         values |= {f"bytes_{kind.value}": float(count * usage.page_bytes) for kind, count in usage.pages.items()}
         values |= {f"page_{act}": float(count) for act, count in sorted(self.stores.pages.counts.items())}
-        held = [self.stores.pages.owned(session) * usage.page_bytes for session in self.sessions]
-        values["session_bytes_max"] = float(max(held, default=0))
+        values["bytes_long_term"] = values["pages_away"] * usage.page_bytes  # in host memory, whatever they were before
+        held = [self.stores.bytes_of(session) for session in (*self.sessions, *self._closing)]
+        listed = nlargest(SESSIONS_LISTED_MAX, held, key=lambda one: one.arena + one.host)
+        values["session_bytes_max"] = float(max((one.arena + one.host for one in listed), default=0))
+        values["session_bytes_all"] = float(sum(one.arena + one.host for one in held))
+        values["sessions_unlisted"] = float(len(held) - len(listed))
         chunks = [s.chunks for s in self.sessions.values()]
         values["heard_ticks_open"] = float(sum(c.heard_ticks for c in chunks))
         values["discarded_ticks_open"] = float(sum(c.discarded_ticks for c in chunks))
-        return Metrics(values)
+        return Metrics(values, tuple(listed))
 
 
 def _shares(event: StageFinished | StageFailed, owners: int) -> Iterator[StageFinished | StageFailed]:

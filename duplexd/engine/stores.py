@@ -17,6 +17,7 @@ from duplexd.memory.guards import After
 from duplexd.memory.layout import ArenaLayout, PartitionSpec
 from duplexd.memory.ledger import Lease, SlotLedger
 from duplexd.memory.pages import PageLedger
+from duplexd.messages import SessionBytes
 
 INGEST, STATE, LATENTS, PAGES = "ingest", "state", "latents", "pages"
 
@@ -73,6 +74,15 @@ class Stores:
     def fence_passed(self, fence: FenceId) -> None:
         for ledger in self._ledgers:
             ledger.fence_passed(fence)
+
+    def bytes_of(self, session: SessionId) -> SessionBytes:
+        """What a session holds, also behind fences. O(1)."""
+        arena = (self.ingest, self.state, self.latents, self.pages)
+        return SessionBytes(
+            session,
+            arena=sum(ledger.owned(session) * ledger.spec.slot_bytes for ledger in arena),
+            host=0 if self.host is None else self.host.owned(session) * self.host.spec.slot_bytes,
+        )
 
     @property
     def _ledgers(self) -> tuple[SlotLedger | PageLedger, ...]:

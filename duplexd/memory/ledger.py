@@ -229,6 +229,10 @@ class SlotLedger:
             if held is not None:
                 yield held
 
+    def owned(self, owner: Owner) -> int:
+        """Slots an owner has, retiring ones included."""
+        return self._owned.get(owner, 0)
+
     @property
     def free_count(self) -> int:
         return len(self._free)

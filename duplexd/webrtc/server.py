@@ -151,7 +151,8 @@ class Server:
         return web.json_response({"engine": state.value, "sessions": len(self.frontend.visits)}, status=status)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(text="".join(f"duplexd_{n} {v:g}\n" for n, v in sorted(self.values().items())))
+        # Whole numbers of bytes stay whole: six digits, as `g` has by itself, would round them.
+        return web.Response(text="".join(f"duplexd_{n} {v:.15g}\n" for n, v in sorted(self.values().items())))
 
     async def watch(self, request: web.Request) -> web.Response:
         self._authorise(request)
@@ -170,6 +171,9 @@ class Server:
         late = sorted(ms for visit in frontend.visits.values() for ms in visit.lateness.excess_ms()) or [0.0]
         playouts = frontend.playout_counts()
         values = {f"engine_{name}": value for name, value in frontend.supervisor.metrics.items()}
+        for held in frontend.supervisor.session_bytes:
+            values[f'engine_session_arena_bytes{{session="{held.session}"}}'] = float(held.arena)
+            values[f'engine_session_host_bytes{{session="{held.session}"}}'] = float(held.host)
         values |= {f"frontend_{name}": float(value) for name, value in frontend.counts.items()}
         values |= {
             "frontend_sessions": float(len(frontend.visits)),

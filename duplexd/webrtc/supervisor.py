@@ -26,7 +26,7 @@ from duplexd import clock
 from duplexd.channel import Channel, MediaShape, SharedMedia
 from duplexd.config import Config
 from duplexd.errors import ChannelClosed, ChannelFull
-from duplexd.messages import EngineReady, FreeSlots, MediaArrived, Metrics, pack, unpack_news
+from duplexd.messages import EngineReady, FreeSlots, MediaArrived, Metrics, SessionBytes, pack, unpack_news
 from duplexd.units import BLOCK_SAMPLES, NANOS_PER_SECOND, Nanos
 
 IN_SLOTS_PER_SESSION = 24
@@ -63,6 +63,7 @@ class Supervisor:
         self.metrics: dict[str, float] = {}
         self._metrics_at = Nanos(0)
         self._lane_shares: dict[str, float] = {}
+        self.session_bytes: tuple[SessionBytes, ...] = ()  #: of those that hold most
         self.restarts = 0
         self._on_news = on_news
         self._on_gone = on_gone
@@ -210,6 +211,7 @@ class Supervisor:
             self._free_in.extend(news.slots)
         elif isinstance(news, Metrics):
             self._measure(news.values, clock.now())
+            self.session_bytes = news.sessions
         self._on_news(news)
 
     def _measure(self, values: dict[str, float], now: Nanos) -> None:
@@ -257,6 +259,7 @@ class Supervisor:
         """The channel is of no more use. The process is waited for beside the loop: others' media flows through it."""
         process, self._process = self._process, None
         self._drop()
+        self.session_bytes = ()  # Its sessions are gone with it.
         if not self._stopping:
             self._burial = asyncio.get_running_loop().create_task(self._bury(process, reason))
 

@@ -26,7 +26,9 @@ def test_lanes_of_a_cpu_share_its_cores() -> None:
     stages = [stage("think", "think", 0.2), stage("talk", "voice", 0.2)]
 
     assert places_of(stages, contexts=8, cores=None).count == 4
-    assert places_of(stages, contexts=8, cores=1).shortage == "1 cores have time for 2"
+    assert places_of(stages, contexts=8, cores=1).shortage == "the one core has time for 2"
+    assert places_of([*stages, stage("ears", "listen", 0.2)], contexts=8, cores=2).shortage == "2 cores have time for 2"
+    assert places_of(stages, contexts=1, cores=2).shortage == "the arena has room for 1 whole context"
 
 
 def test_somebody_is_always_served() -> None:

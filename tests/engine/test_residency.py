@@ -239,3 +239,58 @@ def test_who_rests_longest_keeps_its_turn_when_pages_are_counted_again() -> None
 
     chosen = residency.choose(3, free=0, now=ms(9))
     assert [candidate.session for candidate in chosen] == [early]
+
+
+def test_what_each_session_holds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the arena and beside it; those that hold most are listed, and how many are not."""
+    monkeypatch.setattr("duplexd.engine.core.SESSIONS_LISTED_MAX", 2)
+    simulation = crowd(3, 1, until_ms=19_000)
+    rounds(simulation, 3, turns=3, every_ms=2000)
+    simulation.run()
+    stores, metrics = simulation.core.stores, simulation.core.metrics()
+    held = {session: stores.bytes_of(session) for session in simulation.core.sessions}
+    assert stores.host is not None
+    own = [spec for spec in stores.layout.partitions.values() if spec.name != "pages"]
+    slots = sum(spec.slot_bytes for spec in own if spec.name in ("ingest", "state"))
+    pages = stores.layout.partitions["pages"]
+    away = stores.host.spec.count - stores.host.free_count
+
+    assert sum(one.host for one in held.values()) == away * stores.host.spec.slot_bytes > 0
+    used = pages.count - pages.shared_slots - stores.pages.free_count
+    assert sum(one.arena for one in held.values()) == 3 * slots + used * pages.slot_bytes
+    assert len(metrics.sessions) == 2
+    assert metrics.values["sessions_unlisted"] == 1
+    unlisted = {one.session: one for one in held.values()}.keys() - {one.session for one in metrics.sessions}
+    size = {session: one.arena + one.host for session, one in held.items()}
+    assert all(size[session] <= min(size[one.session] for one in metrics.sessions) for session in unlisted)
+    assert metrics.values["session_bytes_all"] == sum(size.values())
+    assert metrics.values["bytes_long_term"] == away * pages.slot_bytes
+
+
+@pytest.mark.parametrize(("words", "end"), [(2, "completed"), (12, "busy")])
+def test_a_ninth_simultaneous_talker_waits_or_is_told_busy(words: int, end: str) -> None:
+    """Nine type at the same moment and eight have places. A reply of a second gives its place back in time for the
+    ninth; replies of six seconds do not, and it is told so after the stated wait, neither earlier nor much later.
+    """
+    simulation = crowd(9, 8, until_ms=9000)
+    for session in range(1, 10):
+        ask(simulation, session, words, at_ms=1000)
+    simulation.run()
+    ends = {session: simulation.final_states(session)[1] for session in range(1, 10)}
+    ninth = [session for session, states in ends.items() if states == [FAILED]]
+
+    assert simulation.core.residency.places.count == 8
+    assert sum(states == [COMPLETED] for states in ends.values()) == (9 if end == "completed" else 8)
+    if end == "busy":
+        (session,) = ninth
+        (refused,) = simulation.news(InputRefusal, session)
+        failed = dict(
+            zip(
+                [n.state for n in simulation.news(ResponseChanged, session)],
+                simulation.times(ResponseChanged, session),
+                strict=True,
+            )
+        )
+        assert refused.code == "busy"
+        assert refused.reason.startswith(f"Session {session}: the arena has room for 8 whole contexts, and others")
+        assert PLACE_WAIT_MS <= failed[FAILED] - failed[ResponseState.ACCEPTED] <= PLACE_WAIT_MS + 20

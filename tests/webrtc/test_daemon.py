@@ -313,6 +313,14 @@ def test_three_long_conversations_share_memory_for_one() -> None:
         metrics = await visitor.daemon.metrics()
         assert metrics["duplexd_engine_pages_offloaded"] > 0
         assert metrics["duplexd_engine_pages_restored"] > 0
+        held = {
+            place: [v for n, v in metrics.items() if n.startswith(f"duplexd_engine_session_{place}_bytes{{session=")]
+            for place in ("arena", "host")
+        }
+        assert [len(values) for values in held.values()] == [3, 3]
+        assert min(held["arena"]) > 0
+        assert sum(map(sum, held.values())) == metrics["duplexd_engine_session_bytes_all"]
+        assert sum(held["host"]) == metrics["duplexd_engine_bytes_long_term"]
         for client in clients:
             await client.close()
 
