@@ -51,9 +51,10 @@ def bench() -> dict[str, Any]:
 
 
 def ledger_figures(*, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Cut, append, commit and fork at three lengths of the context: medians in us, and the longest over the shortest.
+    """What interruptions and growth cost at three lengths of the context: medians in us, the longest over the shortest.
 
-    A fork adds a reference to every page it keeps, so its ratio grows with the context; those of the others do not.
+    Fork, drop and promote count a reference of every page of the context, so their ratios grow with it; those of the
+    others do not. They happen once an interruption (a false alarm drops the branch, a true one promotes it).
     """
     dialogues = {name: Dialogue(tokens) for name, tokens in CONTEXTS.items()}
     report: dict[str, Any] = {"tokens_cut": CUT_TOKENS, "tokens_appended": APPEND_TOKENS, "page_tokens": PAGE_TOKENS}
@@ -120,6 +121,20 @@ class Dialogue:
         self._ledger.close(branch, after=None)
         return took
 
+    def drop(self) -> Nanos:
+        """A false alarm: the branch goes."""
+        branch = self._ledger.fork(self._context, self._tokens)
+        began = thread_time()
+        self._ledger.close(branch, after=None)
+        return Nanos(thread_time() - began)
+
+    def promote(self) -> Nanos:
+        """A true interruption: the branch is the trunk from now on."""
+        branch = self._ledger.fork(self._context, self._tokens)
+        began = thread_time()
+        self._ledger.promote(branch, self._context, after=None)
+        return Nanos(thread_time() - began)
+
 
 #: What is measured at each length.
 ACTS: dict[str, Callable[[Dialogue], Nanos]] = {
@@ -127,6 +142,8 @@ ACTS: dict[str, Callable[[Dialogue], Nanos]] = {
     "append": Dialogue.append,
     "commit": Dialogue.commit,
     "fork": Dialogue.fork,
+    "drop": Dialogue.drop,
+    "promote": Dialogue.promote,
 }
 
 

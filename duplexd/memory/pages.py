@@ -175,6 +175,8 @@ class PageLedger:
     def fork(self, context: ContextId, at: int) -> ContextId:
         """Open a branch that shares the first `at` tokens by reference; its own tokens go to a fresh page.
 
+        Cost:    O(pages), and so is `promote` or `close` of it: each page is counted. `duplexd bench memory` says what
+                 32,000 tokens take; every cut, append and commit between is O(1).
         Raises:  ArenaFull when `contexts_max` are open; LedgerError unless pinned <= at <= length.
         """
         trunk = self._resident(context)
@@ -375,12 +377,16 @@ class PageLedger:
 
     def _drop(self, extents: list[Extent], pending: tuple[FenceId, ...]) -> None:
         """Let go of extents. A page is free when no extent lies on it and no fence guards it."""
-        for extent in extents:
-            # Guard the page also while others refer to it: they may let go without a fence before this one has passed.
-            self._guards.guard(extent.page, pending)
-            self._references[extent.page] -= 1
-            self.counts["discards"] += not self._references[extent.page]
-            self._release(extent.page)
+        references, guard, let_go = self._references, self._guards.guard, 0
+        for page, _, _ in extents:
+            if pending:
+                # Also while others refer to the page: they may let go without a fence before this one has passed.
+                guard(page, pending)
+            references[page] -= 1
+            if not references[page]:
+                let_go += 1
+                self._release(page)
+        self.counts["discards"] += let_go
 
     def _release(self, page: int) -> None:
         if self._references[page] or page in self._guards:
