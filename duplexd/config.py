@@ -40,6 +40,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place_wait_ms: float = 3000.0  #: how long a turn waits for a place in the arena before it is told busy
     model: str = "pocket"  #: model family, by entry point
     thinker: str = ""  #: pocket: another thinker, a GGUF file or a Hugging Face folder (Llama or Qwen architecture)
+    long_term: int = 0  #: pocket: tokens that what slides out of a full context is folded into; 0: it is forgotten
     device: str = "cpu"
     policy: str = "interaction"
     barge_in: bool = True  #: whether a new session can be interrupted by voice; a page may change it
@@ -115,6 +116,7 @@ def check(config: Config) -> Config:
             0 <= config.sessions_resident <= config.sessions_max,
             f"sessions_resident is {config.sessions_resident}; it lies in 0..{config.sessions_max} (sessions_max)",
         ),
+        (0 <= config.long_term <= 64, f"long_term is {config.long_term}; it lies in 0..64"),
         (0 <= config.place_wait_ms <= 60_000, f"place_wait_ms is {config.place_wait_ms}; it lies in 0..60000"),
         (
             config.voice_detector in ("auto", "silero", "energy"),

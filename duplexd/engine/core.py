@@ -413,7 +413,7 @@ class EngineCore:
         self, work: WorkId, session: Session, context: Context, moves: Sequence[Move], *, leaving: bool, now: Nanos
     ) -> None:
         assert self._mover is not None
-        self._transfers[work] = Transfer(context, leaving, len(moves), now)
+        self._transfers[work] = Transfer(session.id, context, leaving, len(moves), now)
         job = MoveJob(
             session=session.id,
             epoch=session.timeline.epoch,
@@ -431,6 +431,8 @@ class EngineCore:
         self.residency.gone(event.work)
         lost = isinstance(event, StageFailed)
         transfer.context.moved(event.work, lost=lost)
+        if lost and transfer.session in self.sessions:
+            self.sessions[transfer.session].copy_lost()
         self.monitor.count(
             "transfers_failed" if lost else "pages_offloaded" if transfer.leaving else "pages_restored", transfer.pages
         )
@@ -519,7 +521,9 @@ class EngineCore:
         values |= {f"tokens_{kind.value}": float(count) for kind, count in usage.tokens.items()}
         values |= {f"bytes_{kind.value}": float(count * usage.page_bytes) for kind, count in usage.pages.items()}
         values |= {f"page_{act}": float(count) for act, count in sorted(self.stores.pages.counts.items())}
-        values["bytes_long_term"] = values["pages_away"] * usage.page_bytes  # in host memory, whatever they were before
+        values["bytes_long_term"] += (
+            values["pages_away"] * usage.page_bytes
+        )  # in host memory, whatever they were before
         held = [self.stores.bytes_of(session) for session in (*self.sessions, *self._closing)]
         listed = nlargest(SESSIONS_LISTED_MAX, held, key=lambda one: one.arena + one.host)
         values["session_bytes_max"] = float(max((one.arena + one.host for one in listed), default=0))

@@ -17,8 +17,11 @@ import msgspec
 from duplexd.errors import ArenaFull
 from duplexd.ids import ContextId, FenceId, WorkId
 from duplexd.memory.classes import CacheClass
-from duplexd.memory.pages import Move, PageLedger
+from duplexd.memory.pages import FoldTokens, Move, PageLedger
 from duplexd.streams.graph import Dialect
+
+#: Stands for a token whose key is an average of what slid out (`compress`); it is in no vocabulary and never fed.
+LONG_TERM = -1
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -32,10 +35,11 @@ class Exchange(msgspec.Struct, frozen=True):
 class Dialogue:
     """Tokens of a conversation in which the character remembers only what was heard."""
 
-    def __init__(self, dialect: Dialect, *, exchanges: Sequence[Exchange] = ()) -> None:
+    def __init__(self, dialect: Dialect, *, exchanges: Sequence[Exchange] = (), long_term: int = 0) -> None:
         self._dialect = dialect
         self.anchor = tuple(dialect.anchor())
         self.exchanges: list[Exchange] = list(exchanges)
+        self.long_term = long_term  #: tokens behind the anchor that what slid out was folded into
         self.user = ""  #: words of the open turn
         self.user_open = False
         self.replying = False
@@ -87,7 +91,7 @@ class Dialogue:
     # tokens --------------------------------------------------------------------------------------------------------
 
     def tokens(self) -> list[int]:
-        tokens = list(self.anchor)
+        tokens = [*self.anchor, *[LONG_TERM] * self.long_term]
         for exchange in self.exchanges:
             tokens += exchange.tokens
         tokens += self._user_tokens()
@@ -103,7 +107,7 @@ class Dialogue:
 
     def interrupted(self, *, kept: int, text: str) -> Dialogue:
         """What this dialogue would be if the reply ended here."""
-        other = Dialogue(self._dialect, exchanges=self.exchanges)
+        other = Dialogue(self._dialect, exchanges=self.exchanges, long_term=self.long_term)
         other.user, other.user_open = self.user, self.user_open
         other.replying, other.reply = self.replying, list(self.reply)
         other.finish_reply(kept=kept, text=text)
@@ -111,7 +115,7 @@ class Dialogue:
 
     def supposing(self, words: str) -> Dialogue:
         """What this dialogue would be if the open turn ended with these words."""
-        other = Dialogue(self._dialect, exchanges=self.exchanges)
+        other = Dialogue(self._dialect, exchanges=self.exchanges, long_term=self.long_term)
         other.say(words)
         other.close_user()
         return other
@@ -130,6 +134,7 @@ class Feed(msgspec.Struct, frozen=True):
     past: int
     tokens: tuple[int, ...]
     steps: int
+    folds: tuple[FoldTokens, ...] = ()
 
 
 class Context:
@@ -145,15 +150,14 @@ class Context:
         self._reserved = 0
         self._resident = 0  #: tokens that were resident when a restore began
         self._past = len(self.ids)  #: tokens before the flight
+        self._folds: list[FoldTokens] = []  #: for the next launch to carry out
 
     def follow(self, tokens: Sequence[int]) -> None:
         """The context shall hold `tokens`; keys past the common prefix are cut behind the fence of the flight."""
         kept = common_prefix(self.ids, tokens)
         self.want = list(tokens)
         if kept < len(self.ids):
-            self._pages.cut(self.id, kept, after=self.fences)
-            del self.ids[kept:]
-            self._reserved = 0
+            self._forget(kept)
 
     @property
     def fences(self) -> tuple[FenceId, ...]:
@@ -171,6 +175,11 @@ class Context:
         return self.moving is None and not self.away
 
     @property
+    def forkable(self) -> bool:
+        """A branch would share nothing that is still to be folded or brought back."""
+        return self.readable and not self._folds
+
+    @property
     def behind(self) -> int:
         """Tokens wanted that no key exists for."""
         return len(self.want) - len(self.ids)
@@ -186,13 +195,28 @@ class Context:
         feed = tuple(self.want[len(self.ids) : len(self.ids) + feed_max])
         steps = steps if len(self.ids) + len(feed) == len(self.want) else 0
         room = max(0, steps - 1)
-        if not self._pages.append(self.id, len(feed) + room, label):
+        if not self._append(len(feed) + room, label):
             why = self._pages.refusal.value if self._pages.refusal else "refused"
             raise ArenaFull(f"context {self.id} needs {len(feed) + room} more tokens: {why}")
         past = self._past = len(self.ids)
         self.ids += feed
         self.flight, self._reserved = work, room
-        return Feed(slots=self._pages.slots(self.id), past=past, tokens=feed, steps=steps)
+        folds, self._folds = tuple(self._folds), []
+        self._pages.rename_fence(self._next_launch, FenceId(work))
+        return Feed(slots=self._pages.slots(self.id), past=past, tokens=feed, steps=steps, folds=folds)
+
+    def _append(self, tokens: int, label: CacheClass) -> bool:
+        if self._pages.append(self.id, tokens, label):
+            return True
+        if not self._folds:
+            return False
+        # What waits to be folded holds pages: rather than wait for itself for ever, the context forgets it.
+        self._forget_folds()
+        return self._pages.append(self.id, tokens, label)
+
+    def _forget_folds(self) -> None:
+        self._folds.clear()
+        self._pages.fence_passed(self._next_launch)
 
     def land(self, work: WorkId, tokens: Sequence[int]) -> None:
         """The flight came back with decoded tokens; the last of them has no key yet. A stale flight changes nothing."""
@@ -214,8 +238,8 @@ class Context:
             del self.ids[kept:]
 
     def offload(self, work: WorkId, *, pages_max: int) -> list[Move]:
-        """Let the last pages leave under a copy named `work`; none while something else is under way."""
-        if self.flight is not None or self.moving is not None:
+        """Let the last pages leave under a copy named `work`; none while something else is under way or waits."""
+        if self.flight is not None or self.moving is not None or self._folds:
             return []
         moves = self._pages.offload(self.id, pages_max=pages_max, fence=FenceId(work))
         if moves:
@@ -247,7 +271,7 @@ class Context:
         """A branch that shares every key it has in common with `tokens`.
 
         Keys in flight are not shared: should the flight fail, the branch would read slots that nobody ever wrote. Only
-        a context that is `readable` is forked: the branch would not wait for the copy that brings its pages back.
+        a context that is `forkable` is forked: the branch would not wait for the copy that brings its pages back.
         """
         kept = common_prefix(self.ids, tokens)
         if self.flight is not None:
@@ -263,19 +287,64 @@ class Context:
         self.flight = None  # What still flies for the old trunk lands nowhere; its pages wait behind its fence.
         return branch
 
-    def slide(self, anchor: int, drop: int) -> None:
-        """Forget `drop` tokens after the anchor; those that stay are renumbered when they are read."""
-        held = max(0, min(drop, len(self.ids) - anchor))
+    def slide(self, anchor: int, drop: int, *, keep: int = 0) -> int:
+        """Forget `drop` tokens after the anchor; those that stay are renumbered when they are read.
+
+        Args:    keep: long-term tokens that what leaves is folded into by the next launch; 0: it is forgotten.
+        Returns: how many long-term tokens the context has now; `drop` does not count them.
+        """
+        start = anchor + self.long_term
+        held = max(0, min(drop, len(self.ids) - start))
+        if self.long_term and self.away > len(self.ids) - start:
+            # What was compressed is away itself. It is given up, and what is wanted is prefilled anew.
+            self._forget(anchor)
+            self.want = [token for token in self.want if token != LONG_TERM]
+            del self.want[anchor : anchor + drop]
+            return 0
         if held:
-            self._pages.commit(self.id, anchor + held)
+            self._pages.commit(self.id, start + held)
+            if keep and held >= keep and self.readable:
+                return self._compress(anchor, held, drop, keep)
             self._pages.slide(self.id, held, after=self.fences)
-            del self.ids[anchor : anchor + held]
-            self._past = max(anchor, self._past - held)
-            self._resident = max(anchor, self._resident - held)
-        del self.want[anchor : anchor + drop]
+            self._slid(start, held)
+        del self.want[start : start + drop]
+        return self.long_term
+
+    def _compress(self, anchor: int, held: int, drop: int, keep: int) -> int:
+        start = anchor + self.long_term
+        made = [LONG_TERM] * (keep if not self.long_term else 0)
+        fences = (*self.fences, self._next_launch)
+        self._folds.append(self._pages.compress(self.id, held, keep=keep, after=fences))
+        self._slid(start, held)
+        del self.want[start : start + drop]
+        self.ids[anchor:anchor] = self.want[anchor:anchor] = made
+        self._past += len(made)
+        self._resident += len(made)
+        return keep
+
+    def _slid(self, start: int, held: int) -> None:
+        del self.ids[start : start + held]
+        self._past = max(start, self._past - held)
+        self._resident = max(start, self._resident - held)
+
+    def _forget(self, at: int) -> None:
+        self._pages.cut(self.id, at, after=self.fences)
+        del self.ids[at:]
+        self._reserved = 0
+
+    @property
+    def long_term(self) -> int:
+        """Tokens that hold what was compressed."""
+        return self.ids.count(LONG_TERM)
+
+    @property
+    def _next_launch(self) -> FenceId:
+        """Stands for the next launch's fence until that has a name; no launch has a negative one."""
+        return FenceId(-self.id)
 
     def close(self) -> None:
         self._pages.close(self.id, after=self.fences)
+        self._forget_folds()
         self.flight = self.moving = None
 
 

@@ -136,6 +136,7 @@ class Residency:
 class Transfer(msgspec.Struct, frozen=True):
     """One copy under way between the arena and host memory."""
 
+    session: SessionId
     context: Context
     leaving: bool
     pages: int

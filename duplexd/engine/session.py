@@ -310,7 +310,7 @@ class Session:
             self.timeline.settle(contest.position, now)
         heard = self._words_heard(contest)
         contest.dialogue = self.dialogue.interrupted(kept=reply.tokens_of_words(heard), text=reply.text_of_words(heard))
-        if contest.hold and self.context.readable:  # Else the words wait as text, as they do without a hold.
+        if contest.hold and self.context.forkable:  # Else the words wait as text, as they do without a hold.
             contest.branch = self.context.fork(contest.dialogue.tokens())
 
     def _words_heard(self, contest: Contest) -> int:
@@ -474,7 +474,8 @@ class Session:
         contest = self.contest
         if contest is not None and contest.branch is not None and contest.dialogue is not None:
             carried = contest.dialogue.user if contest.dialogue.user_open else ""
-            preview = Dialogue(self._plan.dialect, exchanges=contest.dialogue.exchanges)
+            carrying = contest.dialogue
+            preview = Dialogue(self._plan.dialect, exchanges=carrying.exchanges, long_term=carrying.long_term)
             preview.say(join(carried, stable))
             tokens = preview.tokens()
             if len(tokens) <= self._tokens_max:  # Beyond it the words wait: room is made when the turn is taken.
@@ -633,7 +634,8 @@ class Session:
         while len(self.dialogue.tokens()) > self._tokens_max:
             self._drop_speculation()  # It supposes a dialogue that is about to change.
             if dropped := self.dialogue.slide():
-                self.context.slide(len(self.dialogue.anchor), dropped)
+                keep = self._plan.long_term_tokens
+                self.dialogue.long_term = self.context.slide(len(self.dialogue.anchor), dropped, keep=keep)
                 self._monitor.count("exchanges_slid")
             elif self.dialogue.forget_words(WORDS_FORGOTTEN):
                 self._monitor.count("turn_words_forgotten", WORDS_FORGOTTEN)
@@ -1323,6 +1325,7 @@ class Session:
             steps=feed.steps,
             reply=(*reply.avoided, *reply.tokens) if reply else (),
             stop=self._plan.dialect.stop,
+            folds=feed.folds,
         )
         return job, context
 
@@ -1406,6 +1409,14 @@ class Session:
         if self._to_copy:
             self._emit(FreeSlots(tuple(f.slot for f in self._to_copy)))
             self._to_copy.clear()
+
+    def copy_lost(self) -> None:
+        """What a failed copy carried is gone; long-term tokens among it cannot be prefilled again."""
+        if self.context.long_term < self.dialogue.long_term:
+            self._drop_speculation()  # It supposes the memory that is gone.
+            self.dialogue.long_term = 0
+            self._monitor.count("long_term_lost")
+            self.context.follow(self.dialogue.tokens())
 
     def orphan(self, fact: StageFinished | StageFailed) -> bool:
         """Work that came back after the close: its slots go home. True when nothing more is to come."""

@@ -8,7 +8,8 @@ INGEST     window     sliding            given at read
 LONG_TERM  session    compress, offload  given at read
 
 `compress` is the model's own rule: what slides out of a window is folded into a LONG_TERM slot of fixed size first, and
-freed afterwards (`histories.py`). Whoever may still be interrupted back to it has not slid out, so nothing is unfolded.
+freed afterwards (`histories.py`); what slides out of a context, into LONG_TERM tokens behind its anchors (`pages.py`).
+Whoever may still be interrupted back to it has not slid out, so nothing is unfolded.
 """
 
 from __future__ import annotations

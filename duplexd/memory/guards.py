@@ -60,6 +60,12 @@ class Guards:
                 unguarded.append(index)
         return unguarded
 
+    def rename(self, old: FenceId, new: FenceId) -> None:
+        """What `old` guards, `new` guards from now on: a fence that stood for a launch nobody had named yet."""
+        for index in self._indexes.pop(old, ()):
+            self._fences[index].discard(old)
+            self.guard(index, [new])
+
     def check(self) -> None:
         """Raises LedgerError unless both directions say the same."""
         forward = {(index, fence) for index, fences in self._fences.items() for fence in fences}

@@ -70,6 +70,18 @@ class Move(NamedTuple):
     host: SlotId
 
 
+class FoldTokens(msgspec.Struct, frozen=True):
+    """An order to a model: fold tokens that leave a context into its long-term tokens, in place.
+
+    The sources are in no table any more and stay readable until the fence they left behind has passed. If it is never
+    carried out, the target still holds what it held: the older memory, or at first the oldest of the sources.
+    """
+
+    sources: bytes  #: token slots, int64 little endian, oldest first
+    target: bytes  #: the long-term tokens' slots
+    first: bool  #: the target holds no memory yet; its tokens are the first of the sources
+
+
 class _Slid(NamedTuple):
     extents: list[Extent]
     dropped: list[Extent]
@@ -101,6 +113,11 @@ class _Context:
         self.runs: list[Run] = []  # of the tokens after the pinned ones
         self.pinned = 0
         self.committed = 0  # no CURRENT token lies below this index, so a commit need not look there
+
+    @property
+    def long_term(self) -> int:
+        """Tokens behind the pinned ones that hold what was compressed."""
+        return self.runs[0].tokens if self.runs and self.runs[0].label is CacheClass.LONG_TERM else 0
 
     @property
     def away_tokens(self) -> int:
@@ -241,10 +258,11 @@ class PageLedger:
     def append(self, context: ContextId, tokens: int, label: CacheClass) -> bool:
         """Add token slots at the end: all of them, or none and False, and `refusal` says why.
 
-        ANCHOR is no label to append with: append, then `pin`. Raises LedgerError for it and for tokens < 1.
+        ANCHOR and LONG_TERM are no labels to append with: append, then `pin` or `compress`. Raises LedgerError for them
+        and for tokens < 1.
         """
         table = self._resident(context)
-        if tokens < 1 or label is CacheClass.ANCHOR:
+        if tokens < 1 or label in (CacheClass.ANCHOR, CacheClass.LONG_TERM):
             raise LedgerError(f"context {context}: cannot append {tokens} tokens as {label.value}")
         room = min(tokens, self._tail_room(table))
         pages = -(-(tokens - room) // self._page_tokens)
@@ -280,27 +298,71 @@ class PageLedger:
         self._drop(dropped, pending)
 
     def slide(self, context: ContextId, drop: int, *, after: After = None) -> None:
-        """Drop the `drop` oldest tokens that are not pinned; later ones move up in the table, not in memory.
+        """Drop the `drop` oldest tokens that are neither pinned nor long-term; later ones move up in the table, not in
+        memory.
 
-        Raises:  LedgerError when there are fewer, or when one of them is of a class that does not slide (CURRENT).
+        Raises:  LedgerError when there are fewer, when one of them is of a class that does not slide (CURRENT), or when
+                 long-term tokens before them are offloaded.
         """
         table = self._context(context)
-        if not 0 <= drop <= table.length - table.pinned:
-            raise LedgerError(f"context {context} has {table.length - table.pinned} unpinned tokens, not {drop}")
-        if not drop:
-            return
-        runs = _without_first_runs(table.runs, drop)
-        _check_sliding(context, table.runs[: len(table.runs) - len(runs) + 1], drop)
-        table.runs = runs
+        self._check_slide(context, table, drop)
+        if drop:
+            self._slide(table, drop, self._guards.pending(after))
+
+    def compress(self, context: ContextId, drop: int, *, keep: int, after: After) -> FoldTokens:
+        """Slide, and let the model fold what leaves into `keep` long-term tokens behind the anchors.
+
+        The first time, the `keep` oldest tokens that leave become these, where they lie: nothing is copied.
+        Args:    after: what else the tokens that leave wait for; the fold's own launch is among it.
+        Returns: the fold to launch.
+        Raises:  LedgerError as `slide`; when tokens are offloaded or a branch shares the target, which is written in
+                 place; when the context has another number of long-term tokens; when the first fold has fewer sources.
+        """
+        table = self._resident(context)
+        first = not table.long_term
+        self._check_slide(context, table, drop)
+        if not 0 < keep <= drop or (not first and keep != table.long_term):
+            raise LedgerError(
+                f"context {context} keeps {table.long_term} long-term tokens: {drop} do not go into {keep}"
+            )
+        start = table.pinned + table.long_term
+        target = table.slots[table.pinned : table.pinned + keep]
+        for page in {slot // self._page_tokens for slot in target}:
+            if sum(extent.page == page for extent in table.extents) != self._references[page]:
+                raise LedgerError(f"context {context}: a branch shares its long-term tokens; decide on it first")
+        fold = FoldTokens(table.slots[start : start + drop].tobytes(), target.tobytes(), first)
+        if first:
+            table.runs = [Run(CacheClass.LONG_TERM, keep), *_without_first_runs(table.runs, keep)]
+            table.committed = max(table.committed, table.pinned + keep)
+        if left := drop - keep if first else drop:
+            self._slide(table, left, self._guards.pending(after))
+        self.counts["folds"] += 1
+        return fold
+
+    def rename_fence(self, old: FenceId, new: FenceId) -> None:
+        """What waits for `old` waits for `new`: the launch that `old` stood for has its name now."""
+        self._guards.rename(old, new)
+
+    def _check_slide(self, context: ContextId, table: _Context, drop: int) -> None:
+        movable = table.length - table.pinned - table.long_term
+        if not 0 <= drop <= movable:
+            raise LedgerError(f"context {context} has {movable} tokens that may slide, not {drop}")
+        if len(table.slots) < table.pinned + table.long_term:
+            raise LedgerError(f"context {context}: its long-term tokens are offloaded; restore or cut it first")
+        _check_sliding(context, table.runs[1:] if table.long_term else table.runs, drop)
+
+    def _slide(self, table: _Context, drop: int, pending: tuple[FenceId, ...]) -> None:
+        kept = table.long_term
+        start = table.pinned + kept
+        table.runs = [*table.runs[: bool(kept)], *_without_first_runs(table.runs[bool(kept) :], drop)]
         self.counts["slides"] += 1
-        table.committed = max(table.committed - drop, min(table.committed, table.pinned))
-        resident = min(drop, len(table.slots) - table.pinned)
-        pending = self._guards.pending(after)
+        table.committed = max(table.committed - drop, min(table.committed, start))
+        resident = min(drop, len(table.slots) - start)
         self._forget_oldest_away(table, drop - resident, pending)
         if not resident:
             return
-        del table.slots[table.pinned : table.pinned + resident]
-        table.extents, dropped, parted = self._slid(table.extents, table.pinned, resident)
+        del table.slots[start : start + resident]
+        table.extents, dropped, parted = self._slid(table.extents, start, resident)
         if parted is not None:
             self._guards.guard(parted, pending)
         self._drop(dropped, pending)

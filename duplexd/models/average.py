@@ -1,4 +1,4 @@
-"""A long-term memory of fixed size: a moving average over the chunks that left a window (MemRoPE).
+"""A long-term memory of fixed size: a moving average over what left a window or a context (MemRoPE).
 
 1. Keys are averaged as they are stored, before RoPE: averages of rotated keys would mix positions and mean nothing.
 2. The newest of the folded chunks weighs most, and a chunk cut short weighs as much as a whole one.
@@ -34,6 +34,21 @@ class MovingAverage:
                 chunk = group_means(arena.view(source, field)[:, :tokens], self._tokens)
                 # The first chunk of all is the memory: what the slot held before belongs to nobody.
                 memory.copy_(chunk if order.first and index == 0 else self._keep * memory + (1 - self._keep) * chunk)
+
+
+def fold_tokens(
+    fields: Sequence[torch.Tensor], sources: torch.Tensor, target: torch.Tensor, *, first: bool, keep: float
+) -> None:
+    """Fold tokens of a context into its long-term tokens, in place, as `MovingAverage` folds a chunk.
+
+    Args:    fields: keys before rotation, and values, (layers, token slots, ...) each.
+             sources, target: token slots, int64; the target may be among the sources when there is no memory yet.
+    """
+    for field in fields:
+        wide = torch.promote_types(field.dtype, torch.float32)
+        chunk = group_means(field[:, sources].to(wide), len(target))
+        memory = chunk if first else keep * field[:, target].to(wide) + (1 - keep) * chunk
+        field[:, target] = memory.to(field.dtype)
 
 
 def group_means(tokens: torch.Tensor, groups: int) -> torch.Tensor:

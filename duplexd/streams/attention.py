@@ -179,6 +179,11 @@ class Attention(ABC):
         self._page_keys, self._page_values = pages["k"], pages["v"]
         self._take({field.name: _view(arena, WORKSPACE, field) for field in self._scratch()})
 
+    @property
+    def pages(self) -> tuple[Tensor, Tensor]:
+        """Keys before rotation, and values, of all pages: (layers, token slots, kv_heads, head_dim) each."""
+        return self._page_keys, self._page_values
+
     @abstractmethod
     def _take(self, fields: dict[str, Tensor]) -> None:
         """The workspace's views, (places, *shape of the field)."""

@@ -69,6 +69,7 @@ class ModelPlan:
         cut: Cut,
         takes: tuple[str, ...] = ("audio", "text"),
         voice: str = "silero",
+        long_term_tokens: int = 0,
         weights_bytes: int = 0,
         weights_held: str = "",
     ) -> None:
@@ -92,6 +93,7 @@ class ModelPlan:
         self.listen_max = listen_max  #: longest window the ears re-encode
         self.cut = cut
         self.takes = takes
+        self.long_term_tokens = long_term_tokens  #: that what slides out of a context is folded into; 0: forgotten
         self.voice = voice  #: what tells voice in the person's audio: "silero" or "energy"
         self.weights_bytes = weights_bytes  #: of weights that lie beside the arena, as far as headers and files tell
         self.weights_held = weights_held  #: which these are and why, in words

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId, SlotId
+from duplexd.memory.pages import FoldTokens
 from duplexd.units import Ticks
 
 
@@ -118,6 +119,7 @@ class ThinkJob(Job, frozen=True, tag=True):
     steps: int
     reply: tuple[int, ...] = ()  #: tokens of this reply so far, for the repetition penalty
     stop: tuple[int, ...] = ()  #: decoding ends after one of these; it is returned as the last token
+    folds: tuple[FoldTokens, ...] = ()  #: what left the context since its last job, oldest first
 
 
 class TalkJob(Job, frozen=True, tag=True):

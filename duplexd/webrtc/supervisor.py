@@ -114,6 +114,8 @@ class Supervisor:
         """The engine's own configuration struct lives in its process; here it is plain JSON."""
         config = self.config
         options = {"thinker": config.thinker} if config.thinker else {}
+        if config.long_term:
+            options["long_term"] = str(config.long_term)
         return msgspec.json.encode(
             {
                 "model": config.model,

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from duplexd.engine.dialogue import Context, Feed
+from duplexd.engine.dialogue import LONG_TERM, Context, Feed
 from duplexd.errors import ArenaFull
 from duplexd.ids import FenceId, SessionId, WorkId
 from duplexd.memory.classes import CacheClass
@@ -465,3 +465,92 @@ def test_nothing_leaves_while_a_flight_still_writes() -> None:
 
     assert during == []
     assert len(context.offload(WorkId(2), pages_max=9)) == 3
+
+
+def remembering(pages_max: int = PAGES) -> tuple[PageLedger, Context]:
+    """An anchor of five, twenty tokens behind it, host memory beside it."""
+    spec = PartitionSpec("pages", PartitionKind.PAGES, pages_max, (FieldSpec("k", (2,)),), PAGE_TOKENS)
+    pages = PageLedger(spec, host=SlotLedger(host_partition(spec, PAGES)))
+    context = Context(pages, pages.open(ONE), ())
+    context.follow(ANCHOR)
+    land_all(context, WorkId(1))
+    pages.pin(context.id)
+    context.follow([*ANCHOR, *range(20)])
+    land_all(context, WorkId(2))
+    return pages, context
+
+
+def land_all(context: Context, work: WorkId) -> Feed:
+    feed = context.launch(work, steps=0, feed_max=99)
+    context._pages.fence_passed(FenceId(work))
+    context.land(work, ())
+    return feed
+
+
+def test_what_slides_is_folded_by_the_next_launch_and_held_until_then() -> None:
+    pages, context = remembering()
+    before = array("q", pages.slots(context.id)).tolist()
+    assert context.slide(len(ANCHOR), 8, keep=3) == 3
+    held = pages.retiring_count
+    context.follow([*ANCHOR, *[LONG_TERM] * 3, *range(8, 20), 77])
+    feed = context.launch(WorkId(3), steps=0, feed_max=99)
+    flying = pages.retiring_count
+    pages.fence_passed(FenceId(3))
+    context.land(WorkId(3), ())
+
+    (fold,) = feed.folds
+    assert array("q", fold.sources).tolist() == before[5:13]
+    assert array("q", fold.target).tolist() == before[5:8]
+    assert feed.tokens == (77,)
+    assert context.ids == [*ANCHOR, *[LONG_TERM] * 3, *range(8, 20), 77]
+    assert (held, flying, pages.retiring_count) == (1, 1, 0)
+
+
+def test_folds_gather_until_a_launch_takes_them_all() -> None:
+    _, context = remembering()
+    assert [context.slide(len(ANCHOR), 8, keep=3), context.slide(len(ANCHOR), 4, keep=3)] == [3, 3]
+    context.follow([*ANCHOR, *[LONG_TERM] * 3, *range(12, 20), 77])
+    feed = land_all(context, WorkId(3))
+
+    assert [fold.first for fold in feed.folds] == [True, False]
+    assert context.slide(len(ANCHOR), 2, keep=3) == 3  # too few for three groups: forgotten
+    context.follow([*context.ids, 78])
+    assert land_all(context, WorkId(4)).folds == ()
+
+
+def test_what_waits_to_be_folded_is_forgotten_where_it_takes_the_room_of_what_is_said() -> None:
+    """Seven pages, all in use: the launch that would free two of them needs one."""
+    pages, context = remembering(7)
+    context.slide(len(ANCHOR), 8, keep=3)
+    context.follow([*ANCHOR, *[LONG_TERM] * 3, *range(8, 20), *range(70, 76)])
+    feed = land_all(context, WorkId(3))
+
+    assert feed.folds == ()
+    assert len(context.ids) == 5 + 3 + 12 + 6
+    pages.check()
+
+
+def test_a_context_that_waits_to_fold_neither_leaves_nor_forks_and_closes_clean() -> None:
+    pages, context = remembering()
+    context.slide(len(ANCHOR), 8, keep=3)
+
+    assert context.offload(WorkId(9), pages_max=9) == []
+    assert not context.forkable
+    context.close()
+    assert pages.free_count == PAGES
+
+
+def test_a_memory_that_is_away_is_given_up_when_the_context_must_slide() -> None:
+    """It cannot be written where it is; what was said since is prefilled anew."""
+    pages, context = remembering()
+    context.slide(len(ANCHOR), 8, keep=4)
+    context.follow([*context.ids, 77])
+    land_all(context, WorkId(3))
+    context.commit(len(context.ids))
+    assert context.offload(WorkId(4), pages_max=9)
+    context.moved(WorkId(4), lost=False)
+    assert context.away > 13
+
+    assert context.slide(len(ANCHOR), 4, keep=4) == 0
+    assert (context.ids, context.want) == (list(ANCHOR), [*ANCHOR, *range(12, 20), 77])
+    assert pages.length(context.id) == len(ANCHOR)

@@ -7,6 +7,7 @@ can interrupt it anywhere.
 from __future__ import annotations
 
 import array
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -15,17 +16,19 @@ import torch
 
 from duplexd.channel import MediaShape
 from duplexd.engine.core import EngineCore
+from duplexd.engine.dialogue import LONG_TERM
 from duplexd.engine.process import EngineConfig, core_of, layout_of, stages_of
 from duplexd.engine.simulator import SimNetwork, SimWorld
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId
 from duplexd.memory.arena import Arena
 from duplexd.memory.layout import PartitionKind, PartitionSpec
+from duplexd.memory.pages import FoldTokens
 from duplexd.messages import AdvanceEpoch, ResumePlayback
 from duplexd.models.clock import plan as clock_plan
 from duplexd.models.pocket.checkpoint import load_checkpoint
 from duplexd.models.pocket.thinker import Thinker
 from duplexd.streams.graph import ModelPlan
-from duplexd.streams.stage import Role, StageSpec, ThinkJob
+from duplexd.streams.stage import Failed, Role, StageSpec, ThinkJob, ThinkResult
 from tests.engine.simulation import RATE, Simulation, beep, ms
 from tests.pocket.thinker_fakes import Tiny, random_weights, write_folder
 
@@ -71,12 +74,21 @@ class ThinkingSimulation(Simulation):
     """The simulated world with the pocket thinker's code and keys in it."""
 
     def __init__(
-        self, folder: Path, *, seed: int, until_ms: float, sessions: int = 2, resident: int = 2, pages: int = 48
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        until_ms: float,
+        sessions: int = 2,
+        resident: int = 2,
+        pages: int = 48,
+        long_term: int = 0,
     ) -> None:
         tiny = Tiny(vocabulary=VOCABULARY)
         weights = load_checkpoint(write_folder(folder, tiny, random_weights(tiny)))
         self.thinker = Thinker(weights, precision="float64", context_max=256, batch_max=1)
         self.plan = plan_with(self.thinker, pages)
+        self.plan.long_term_tokens = long_term
         layout = layout_of(self.plan, sessions, resident)
         media = MediaShape(in_slots=64, in_samples=512, out_slots=8 * sessions, out_samples=RATE)
         config = EngineConfig(model="tiny", media=media, sessions_max=sessions, sessions_resident=resident)
@@ -230,3 +242,58 @@ def test_keys_that_were_away_equal_a_fresh_prefill(seed: int, tmp_path: Path) ->
     assert simulation.core.monitor["pages_restored"] > 0
     assert resident
     assert max(simulation.difference(session) for session in resident) < 1e-9
+
+
+class Folding:
+    """The thinker's `run`, with every fold it is told compared to one made by hand."""
+
+    def __init__(self, simulation: ThinkingSimulation) -> None:
+        self.folds: list[FoldTokens] = []
+        self._thinker, self._arena, self._run = simulation.thinker, simulation.arena, simulation.thinker.run
+        simulation.thinker.run = self.run  # type: ignore[method-assign]
+
+    def run(self, jobs: Sequence[ThinkJob], media: object) -> list[ThinkResult | Failed]:
+        expected = [self.by_hand(fold) for job in jobs for fold in job.folds[-1:]]
+        results = self._run(jobs, media)
+        for job in jobs:
+            self.folds += job.folds
+        for (target, tensors), fields in zip(expected, [self.fields()] * len(expected), strict=True):
+            for tensor, field in zip(tensors, fields, strict=True):
+                torch.testing.assert_close(field[:, target], tensor, rtol=0, atol=1e-12)
+        return results
+
+    def fields(self) -> list[torch.Tensor]:
+        return [self._arena.field("pages", name) for name in ("k", "v")]
+
+    def by_hand(self, fold: FoldTokens) -> tuple[list[int], list[torch.Tensor]]:
+        """Sources in as many neighbouring groups as there are long-term tokens; each group's mean, a quarter of it."""
+        sources, target = (array.array("q", slots).tolist() for slots in (fold.sources, fold.target))
+        wanted = []
+        for field in self.fields():
+            count, size = len(sources), len(target)
+            groups = [sources[index * count // size : -(-(index + 1) * count // size)] for index in range(size)]
+            means = torch.stack([field[:, group].mean(1) for group in groups], dim=1)
+            assert bool(torch.isfinite(means).all())
+            wanted.append(means if fold.first else 0.75 * field[:, target] + 0.25 * means)
+        return target, wanted
+
+
+def test_what_slides_out_is_folded_into_long_term_tokens(tmp_path: Path) -> None:
+    """A person says more than the context holds, and again; it stays full, and its long-term tokens are averages."""
+    simulation = ThinkingSimulation(tmp_path / "tiny", seed=2, until_ms=40_000, long_term=6)
+    folding = Folding(simulation)
+    listener = simulation.connect(at_ms=200)
+    for turn in range(8):
+        listener.type(" ".join(f"word{turn}" for _ in range(45)), at=ms(400 + 4800 * turn), key=f"t{turn}")
+    listener.say(beep(900), at=ms(400 + 4800 * 7 + 900))
+    simulation.run()
+    live = simulation.core.sessions[SessionId(1)]
+    labels = simulation.core.stores.pages.labels(live.context.id)
+
+    assert simulation.core.monitor["think_failures"] == 0
+    assert len(folding.folds) >= 3
+    assert [fold.first for fold in folding.folds] == [True] + [False] * (len(folding.folds) - 1)
+    assert live.dialogue.tokens()[: len(live.context.ids)] == live.context.ids
+    assert live.context.ids[5:11] == [LONG_TERM] * 6
+    assert [(run.label.value, run.tokens) for run in labels[:2]] == [("anchor", 5), ("long_term", 6)]
+    assert simulation.core.metrics().values["tokens_long_term"] == 6

@@ -28,10 +28,11 @@ from duplexd.memory.layout import ArenaLayout, FieldSpec, PartitionKind, Partiti
 from duplexd.memory.ledger import Lease, SlotLedger
 from duplexd.memory.pages import Move, PageLedger
 from duplexd.memory.tiers import Tiers
+from duplexd.models.average import fold_tokens
 
 CURRENT, RECENT, INGEST, ANCHOR = CacheClass.CURRENT, CacheClass.RECENT, CacheClass.INGEST, CacheClass.ANCHOR
 SESSIONS = [SessionId(number) for number in range(1, 4)]
-SLOTS, PAGES, IMAGES, PAGE_TOKENS, PROMPT = 7, 14, 10, 4, 6
+SLOTS, PAGES, IMAGES, PAGE_TOKENS, PROMPT, KEEP = 7, 14, 10, 4, 6, 3
 WINDOW = PartitionSpec(
     "window", PartitionKind.RING, SLOTS, (FieldSpec("k", (1,), "float64"),), session_slots=4, shared_slots=0
 )
@@ -59,6 +60,7 @@ class Table:
     anchors: list[int]  #: where its anchors lie
     works: set[FenceId] = field(default_factory=set)  #: launches that read or write it
     copies: set[FenceId] = field(default_factory=set)  #: that must pass before it is read
+    folded: int = 0  #: long-term tokens behind the anchors
 
 
 @dataclass
@@ -269,7 +271,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def cut_or_hear(self, data: st.DataObject, back: int, hear: bool) -> None:
         context = self.some(data)
         table = self.tables[context]
-        at = max(PROMPT, len(table.values) - back)
+        at = max(PROMPT + table.folded, len(table.values) - back)
         if hear:
             self.pages.commit(context, at)
         else:
@@ -281,10 +283,51 @@ class ArenaMachine(RuleBasedStateMachine):
     def slide(self, data: st.DataObject, drop: int) -> None:
         context = self.some(data)
         table = self.tables[context]
-        drop = min(drop, len(table.values) - PROMPT)
+        start = PROMPT + table.folded
+        drop = min(drop, len(table.values) - start)
         self.pages.commit(context, len(table.values))
+        if self.pages.away_length(context) > len(table.values) - start:
+            with pytest.raises(LedgerError, match="its long-term tokens are offloaded"):
+                self.pages.slide(context, drop)
+            return
         self.pages.slide(context, drop, after=iter(table.works))
-        del table.values[PROMPT : PROMPT + drop]
+        del table.values[start : start + drop]
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), drop=st.integers(KEEP, 7))
+    def compress(self, data: st.DataObject, drop: int) -> None:
+        """What slides out is folded into long-term tokens, in place, by work that runs as late as it may."""
+        context = self.some(data)
+        table = self.tables[context]
+        drop = min(drop, len(table.values) - PROMPT - table.folded)
+        if drop < KEEP or self.pages.away_length(context):
+            return
+        self.pages.commit(context, len(table.values))
+        fence = FenceId(self.serial + 1)
+        shared = context in self.branches or context in self.branches.values()
+        try:
+            order = self.pages.compress(context, drop, keep=KEEP, after=iter({*table.works, fence}))
+        except LedgerError as error:
+            assert "a branch shares" in str(error)  # noqa: PT017
+            assert shared
+            return
+        start = PROMPT + table.folded
+        known, leaving = table.values[PROMPT:start], table.values[start : start + drop]
+        expected = torch.tensor([[*known, *leaving]], dtype=torch.float64)[..., None]
+        where = torch.arange(len(expected[0]))
+        target = where[:KEEP]
+        fold_tokens([expected], where[len(known) :], target, first=order.first, keep=0.75)
+        table.values[PROMPT : start + drop] = expected[0, :KEEP, 0].tolist()
+        table.folded = KEEP
+        sources, written = (array("q", slots).tolist() for slots in (order.sources, order.target))
+
+        def run() -> None:
+            keys = self.arena.field("pages", "k")
+            assert keys[:, sources, 0].tolist() == [leaving, leaving]
+            fold_tokens([keys], torch.tensor(sources), torch.tensor(written), first=order.first, keep=0.75)
+
+        assert self.queue("think", run, waits=table.copies, tokens=[*sources, *written]) == fence
+        table.works.add(fence)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), back=st.integers(0, 5))
@@ -293,9 +336,11 @@ class ArenaMachine(RuleBasedStateMachine):
         table = self.tables[context]
         if context in self.branches or context in self.branches.values() or self.pages.away_length(context):
             return
-        at = max(PROMPT, len(table.values) - back)
+        at = max(PROMPT + table.folded, len(table.values) - back)
         branch = self.pages.fork(context, at)
-        self.tables[branch] = Table(table.owner, table.values[:at], table.anchors, set(table.works), set(table.copies))
+        self.tables[branch] = Table(
+            table.owner, table.values[:at], table.anchors, set(table.works), set(table.copies), table.folded
+        )
         self.branches[branch] = context
 
     @precondition(lambda self: self.branches)

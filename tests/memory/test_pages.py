@@ -15,7 +15,7 @@ from duplexd.ids import ContextId, FenceId, SessionId
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
 from duplexd.memory.ledger import Owner, Refusal
-from duplexd.memory.pages import PageLedger, Run
+from duplexd.memory.pages import FoldTokens, PageLedger, Run
 
 ONE, TWO = SessionId(1), SessionId(2)
 CURRENT, RECENT, INGEST, ANCHOR = CacheClass.CURRENT, CacheClass.RECENT, CacheClass.INGEST, CacheClass.ANCHOR
@@ -454,6 +454,98 @@ def test_unheard_tokens_do_not_slide() -> None:
     ledger.slide(context, 2)
 
     assert ledger.length(context) == 2
+
+
+LONG_TERM = CacheClass.LONG_TERM
+
+
+def listed(order: FoldTokens) -> tuple[list[int], list[int]]:
+    return array("q", order.sources).tolist(), array("q", order.target).tolist()
+
+
+def remembering() -> tuple[PageLedger, ContextId]:
+    """Two anchors and ten tokens that were heard, of which two pages of three were folded into two."""
+    ledger = PageLedger(spec())
+    context = opened(ledger, 2)
+    ledger.pin(context)
+    ledger.append(context, 10, RECENT)
+    ledger.compress(context, 5, keep=2, after=None)
+    return ledger, context
+
+
+def test_what_is_folded_first_becomes_the_memory_where_it_lies() -> None:
+    ledger = PageLedger(spec())
+    context = opened(ledger, 2)
+    ledger.pin(context)
+    ledger.append(context, 10, RECENT)
+    before = slots(ledger, context)
+    order = ledger.compress(context, 5, keep=2, after=FenceId(7))
+
+    assert listed(order) == (before[2:7], before[2:4])
+    assert order.first
+    assert slots(ledger, context) == before[:4] + before[7:]
+    assert ledger.labels(context) == [Run(ANCHOR, 2), Run(LONG_TERM, 2), Run(RECENT, 5)]
+    ledger.check()
+
+
+def test_later_folds_leave_the_memory_where_it_is() -> None:
+    ledger, context = remembering()
+    before = slots(ledger, context)
+    order = ledger.compress(context, 3, keep=2, after=None)
+
+    assert listed(order) == (before[4:7], before[2:4])
+    assert not order.first
+    assert slots(ledger, context) == before[:4] + before[7:]
+    assert ledger.labels(context) == [Run(ANCHOR, 2), Run(LONG_TERM, 2), Run(RECENT, 2)]
+
+
+def test_sources_wait_for_the_launch_that_folds_them() -> None:
+    """Its name is not known when they leave; what stood for it is renamed."""
+    ledger = PageLedger(spec(4))
+    context = opened(ledger, 2)
+    ledger.pin(context)
+    ledger.append(context, 14, RECENT)
+    ledger.compress(context, 12, keep=2, after=FenceId(-1))
+    ledger.rename_fence(FenceId(-1), FenceId(9))
+    before = (ledger.free_count, ledger.fence_passed(FenceId(-1)))
+
+    assert before == (0, 0)
+    assert ledger.fence_passed(FenceId(9)) == 2
+
+
+def test_the_memory_does_not_slide() -> None:
+    ledger, context = remembering()
+    ledger.slide(context, 5)
+    with pytest.raises(LedgerError, match="has 0 tokens that may slide"):
+        ledger.slide(context, 1)
+
+    assert ledger.labels(context) == [Run(ANCHOR, 2), Run(LONG_TERM, 2)]
+
+
+def test_a_memory_that_a_branch_shares_is_not_written() -> None:
+    ledger, context = remembering()
+    branch = ledger.fork(context, 9)
+    with pytest.raises(LedgerError, match="a branch shares its long-term tokens"):
+        ledger.compress(context, 3, keep=2, after=None)
+    ledger.close(branch, after=None)
+
+    assert not ledger.compress(context, 3, keep=2, after=None).first
+
+
+@pytest.mark.parametrize(("drop", "keep"), [(1, 2), (3, 3), (0, 0)], ids=["too few", "another size", "nothing"])
+def test_a_fold_that_does_not_fit_the_memory_is_refused(drop: int, keep: int) -> None:
+    ledger, context = remembering()
+    before = ledger.labels(context)
+    with pytest.raises(LedgerError, match=f"{drop} do not go into {keep}"):
+        ledger.compress(context, drop, keep=keep, after=None)
+
+    assert before == ledger.labels(context)
+
+
+def test_nobody_appends_a_memory() -> None:
+    ledger, context = remembering()
+    with pytest.raises(LedgerError, match="cannot append 1 tokens as long_term"):
+        ledger.append(context, 1, LONG_TERM)
 
 
 def test_a_closed_context_is_unknown() -> None:

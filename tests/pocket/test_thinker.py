@@ -289,6 +289,23 @@ def test_a_poisoned_session_does_not_reach_its_neighbour(tmp_path: Path, precisi
     assert [unharmed] == alone
 
 
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
+def test_a_fold_comes_before_the_job_reads_its_context(folder: Path, precision: str) -> None:
+    """Two tokens that slid out become one, where the first of them lies: the mean of both, and the job sees that."""
+    thinker, _ = build(folder, precision)
+    slots = list(range(20, 20 + len(HEARD)))
+    thinker.run([think(slots, HEARD)], None)
+    keys, values = thinker.attention.pages
+    before = [field[:, [21, 22]].clone() for field in (keys, values)]
+    left = [20, 21, *slots[3:]]
+    told = thinker.logits(think([*left, 60], [5], past=len(left), folds=[([21, 22], [21])]))
+    for field, pair in zip((keys, values), before, strict=True):
+        torch.testing.assert_close(field[:, 21].double(), pair.double().mean(1), rtol=0, atol=4e-3 * pair.abs().max())
+    again = thinker.logits(think([*left, 60], [5], past=len(left)))
+
+    assert torch.equal(told, again)
+
+
 # Wrong jobs -----------------------------------------------------------------------------------------------------------
 
 
@@ -303,8 +320,10 @@ def test_a_poisoned_session_does_not_reach_its_neighbour(tmp_path: Path, precisi
         (think([1], [320]), "tokens outside 0..319"),
         (think([1], [3], steps=1, reply=[-5]), "tokens outside 0..319"),
         (think(range(129), [1] * 129), "a context of 129 tokens; at most 128"),
+        (think(range(8), HEARD, folds=[([9, 256], [9])]), "folds slots outside 0..255, or none"),
+        (think(range(8), HEARD, folds=[([9, 10], [])]), "folds slots outside 0..255, or none"),
     ],
-    ids=["few", "no-room", "nothing", "beyond", "negative", "token", "reply", "long"],
+    ids=["few", "no-room", "nothing", "beyond", "negative", "token", "reply", "long", "fold-beyond", "fold-nothing"],
 )
 def test_a_wrong_job_fails_with_a_reason_and_the_next_one_runs(
     exact: tuple[Thinker, Arena], job: object, reason: str

@@ -18,6 +18,7 @@ from torch import Tensor
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId
 from duplexd.memory.arena import Arena
 from duplexd.memory.layout import ArenaLayout, PartitionKind, PartitionSpec
+from duplexd.memory.pages import FoldTokens
 from duplexd.models.pocket.thinker import Thinker
 from duplexd.streams.attention import PAGES
 from duplexd.streams.stage import Failed, ThinkJob, ThinkResult
@@ -258,7 +259,9 @@ def think(
     reply: Iterable[int] = (),
     stop: Iterable[int] = (),
     session: int = 7,
+    folds: Iterable[tuple[Sequence[int], Sequence[int]]] = (),
 ) -> ThinkJob:
+    """`folds`: pairs of sources and target, each the first of its context."""
     return ThinkJob(
         **(WHO | {"session": SessionId(session)}),
         slots=np.array(list(slots), dtype="<i8").tobytes(),
@@ -267,6 +270,9 @@ def think(
         steps=steps,
         reply=tuple(reply),
         stop=tuple(stop),
+        folds=tuple(
+            FoldTokens(*(np.array(list(part), dtype="<i8").tobytes() for part in pair), first=True) for pair in folds
+        ),
     )
 
 

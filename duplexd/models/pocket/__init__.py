@@ -34,6 +34,14 @@ FILES = ("moonshine-encoder", "moonshine-decoder", "moonshine-tokenizer", "smart
 CHUNK_RAMP = (ticks_from_ms(150), ticks_from_ms(200), ticks_from_ms(300))
 
 
+def _number(options: dict[str, str], name: str, default: int, *, lowest: int) -> int:
+    """Take a number out of the options. Raises ConfigError outside of lowest..64."""
+    text = options.pop(name, str(default))
+    if not (text.isdigit() and lowest <= int(text) <= 64):
+        raise ConfigError(f"model pocket: {name} is {text!r}; it lies in {lowest}..64")
+    return int(text)
+
+
 def beside_of(rough_bytes: int) -> str:
     """Which weights lie beside the one allocation, and why, in words."""
     networks = "ears, judge and unknown words (ONNX Runtime has memory of its own)"
@@ -45,19 +53,22 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     """The plan of the pocket model.
 
     Args:    options: `thinker`: a GGUF file or Hugging Face folder to think with instead of SmolLM2.
-             `batch_max`: sessions that think in one launch, 1 to 64.
+             `batch_max`: sessions that think in one launch, 1 to 64. `long_term`: tokens that what slides out of a full
+             context is folded into (average.py), 0 to 64; 0, as by default: it is forgotten.
     Raises:  ConfigError for another option; ModelError, WeightsError as `load_thinker`.
     """
     from duplexd.models.pocket import ears, turn, voice
     from duplexd.models.pocket.thinker import BATCH_MAX, CONTEXT_MAX, load_thinker
 
     options = dict(options or {})
-    path, batch_max = options.pop("thinker", ""), options.pop("batch_max", str(BATCH_MAX))
+    path = options.pop("thinker", "")
+    batch_max = _number(options, "batch_max", BATCH_MAX, lowest=1)
+    long_term = _number(options, "long_term", 0, lowest=0)
     if options:
-        raise ConfigError(f"model pocket has no option {', '.join(sorted(options))}; it has: thinker, batch_max")
-    if not (batch_max.isdigit() and 1 <= int(batch_max) <= 64):
-        raise ConfigError(f"model pocket: batch_max is {batch_max!r}; it lies in 1..64")
-    mind = load_thinker(Path(path).expanduser() if path else None, lane="think", batch_max=int(batch_max))
+        raise ConfigError(
+            f"model pocket has no option {', '.join(sorted(options))}; it has: thinker, batch_max, long_term"
+        )
+    mind = load_thinker(Path(path).expanduser() if path else None, lane="think", batch_max=batch_max)
     talker = voice.Talker(lane="talk", clause_max=CLAUSE_MAX)
     vocoder = voice.Vocoder(lane="vocode")
     transcriber = ears.Transcriber(
@@ -129,6 +140,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         listen_max=ticks_from_ms(8000),
         cut=Cut.AT_CURSOR,
         voice="silero",
+        long_term_tokens=long_term,
         weights_bytes=mind.thinker.beside_bytes + sum(weights.WEIGHTS[name].bytes for name in FILES),
         weights_held=beside_of(mind.thinker.beside_bytes),
     )

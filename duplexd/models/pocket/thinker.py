@@ -25,6 +25,7 @@ from duplexd import weights as store
 from duplexd.errors import ModelError
 from duplexd.memory.arena import Shelf
 from duplexd.memory.layout import FieldSpec, PartitionSpec, shelf_partition
+from duplexd.models.average import fold_tokens
 from duplexd.models.pocket.checkpoint import DecoderShape, DecoderWeights, load_checkpoint
 from duplexd.models.pocket.decoder import Decoder, attention_of, placed_sizes, rough_bytes
 from duplexd.models.pocket.gguffile import GgufFile
@@ -42,6 +43,8 @@ CONTEXT_MAX = 1024
 BATCH_MAX = 4
 REPETITION_PENALTY = 1.15
 STOP_PENALTY = 1e4
+#: Share of the older memory at every fold into the long-term tokens: what slid out four exchanges ago counts a third.
+LONG_TERM_KEEP = 0.75
 #: The longest a single token is spoken: a year or a long number read out, digit by digit.
 TOKEN_TICKS_MAX = ticks_from_ms(600)
 
@@ -172,6 +175,9 @@ class Thinker:
         fault = self._fault(job, slots)
         if fault:
             return Failed(session=job.session, reason=fault)
+        for fold in job.folds:
+            sources, target = (_index(slots, self._device) for slots in (fold.sources, fold.target))
+            fold_tokens(self.attention.pages, sources, target, first=fold.first, keep=LONG_TERM_KEEP)
         row = Row(job.slots, job.past, len(job.feed), index)
         self.attention.recall(row)
         return _Work(job=job, row=row)
@@ -182,6 +188,10 @@ class Thinker:
         total = self._slots_total
         rules = [
             (job.past < 0 or job.steps < 0, f"past {job.past} and steps {job.steps} must not be negative"),
+            (
+                any(not _within(slots, total) for fold in job.folds for slots in (fold.sources, fold.target)),
+                f"folds slots outside 0..{total - 1}, or none",
+            ),
             (not job.feed, "a job needs at least one token to feed"),
             (len(slots) != needed, f"{len(slots)} slots for a job that needs {needed}"),
             (needed > self.context_max, f"a context of {needed} tokens; at most {self.context_max}"),
@@ -226,6 +236,15 @@ class Thinker:
         # Fewer than the slots given when a stop came early.
         self.attention.keep(Row(work.job.slots, work.job.past, work.row.past - work.job.past, work.row.place))
         return ThinkResult(session=work.job.session, tokens=tuple(work.tokens))
+
+
+def _index(slots: bytes, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.frombuffer(slots, "<i8").copy()).to(device)
+
+
+def _within(slots: bytes, total: int) -> bool:
+    found = np.frombuffer(slots, "<i8")
+    return bool(len(found)) and bool(found.min() >= 0) and bool(found.max() < total)
 
 
 # Loading --------------------------------------------------------------------------------------------------------------
