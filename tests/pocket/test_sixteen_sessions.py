@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
+from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from duplexd.bench import recordings
@@ -39,6 +43,28 @@ def understood(asked: str, heard: str) -> bool:
     return 2 * sum(word in heard.lower() for word in wanted) >= len(wanted)
 
 
+_SILENCE = np.zeros(0, np.int16)
+
+
+def engine_objects() -> dict[str, int]:
+    """Living objects of the engine's and the ledgers' own classes, by class. Messages and launches are recordings."""
+    gc.collect()
+    own = ("duplexd.engine.", "duplexd.memory.")
+    others = ("duplexd.engine.simulator", "duplexd.engine.work")
+    kinds = Counter(type(one) for one in gc.get_objects())
+    return {
+        kind.__qualname__: count
+        for kind, count in kinds.items()
+        if str(kind.__module__).startswith(own) and kind.__module__ not in others
+    }
+
+
+def resident_bytes() -> int:
+    """What this process has in memory (Linux)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
 def seconds(value: float) -> Nanos:
     return Nanos(round(value * NANOS_PER_SECOND))
 
@@ -60,9 +86,37 @@ class Engine:
             stage.load(arena)
         self.world = SimWorld(stages=stages, rng=Random(5), until=seconds(until_s), in_slots=64 * SESSIONS)
         self.people = [
-            self.world.connect(SessionId(number), at=seconds(3), rate=plan.sample_rate)
+            self.world.connect(SessionId(number), at=seconds(4), rate=plan.sample_rate)
             for number in range(1, SESSIONS + 1)
         ]
+
+    def at(self, at_s: float, held: list[Counter[str]]) -> None:
+        """Note what is held at this moment."""
+        self.world.at(seconds(at_s), lambda: held.append(self.held()))
+
+    def held(self) -> Counter[str]:
+        """Everything a session takes and must give back: slots, pages, host memory, work, and Python objects."""
+        core, stores = self.core, self.core.stores
+        assert stores.host is not None
+        ledgers = (stores.ingest, stores.state, stores.latents, stores.host)
+        held = {ledger.spec.name: ledger.spec.count - ledger.free_count for ledger in ledgers}
+        held |= {
+            "pages": stores.pages.spec.count - stores.pages.free_count,
+            "pages_retiring": stores.pages.retiring_count,
+            "out_slots": stores.out_slots_count - len(stores.out_slots),
+            "places": core.residency.seated_count + core.residency.waiting_count,
+            "sessions_indexed": len(core.residency.index),
+            "entries_indexed": core.residency.index.entries_count,
+            "work": int(core.metrics().values["work_in_flight"]),
+            "timers": len(core._timers),
+        }
+        return Counter(held | {f"objects of {name}": count for name, count in engine_objects().items()})
+
+    def forget_recordings(self) -> None:
+        """What the simulated world writes down for the test grows with time, and is no memory of the engine."""
+        for person in self.people:
+            person.heard[:] = [_SILENCE] * len(person.heard)
+        del self.world.launches[:-1]
 
     def words(self, session: int) -> list[str]:
         """What a person said, turn by turn, as it was understood."""
@@ -81,7 +135,21 @@ class Engine:
 def test_sixteen_people_are_served_and_a_ninth_talker_waits_or_is_told_busy() -> None:
     """Each tells a long story, then asks by voice, four at a time; at last nine type at the same moment."""
     spoken = recordings.load("question")
-    engine = Engine(until_s=5 + 8 * EVERY_S + 16)
+    end_s = 5 + 8 * EVERY_S + 16
+    engine = Engine(until_s=end_s + 8)
+    before: list[Counter[str]] = []
+    crowded: list[Counter[str]] = []
+    after: list[Counter[str]] = []
+    resident: list[int] = []
+    engine.at(3.9, before)
+    for turn in range(1, 9):
+        # Just before the next four begin: those who spoke have been answered, or are being so.
+        engine.at(5 + turn * EVERY_S - 0.1, crowded)
+        engine.world.at(seconds(5 + turn * EVERY_S - 0.1), engine.forget_recordings)
+        engine.world.at(seconds(5 + turn * EVERY_S - 0.1), lambda: resident.append(resident_bytes()))
+    for person in engine.people:
+        engine.world.at(seconds(end_s), person.leave)
+    engine.at(end_s + 7, after)
     for index, person in enumerate(engine.people):
         told = 5 + EVERY_S * (index // TALKING)
         person.type(STORY, at=seconds(told), key="story")
@@ -107,3 +175,23 @@ def test_sixteen_people_are_served_and_a_ninth_talker_waits_or_is_told_busy() ->
     assert last.count("completed") >= RESIDENT
     assert all(end == "completed" or end.startswith("busy: ") for end in last)
     engine.core.stores.check()
+
+    # Nothing that a session took is left when the last has gone.
+    assert before == after
+    first, later = crowded[:4], crowded[4:]
+    for held in crowded:
+        assert held["objects of Session"] == held["ingest"] == held["state"] == SESSIONS
+        assert held["objects of Held"] == held["ingest"] + held["state"] + held["latents"] + held["host"]
+        assert held["objects of Away"] == held["host"]
+        assert held["objects of Extent"] <= held["pages"] + SESSIONS
+        assert held["entries_indexed"] <= 6 * held["sessions_indexed"]
+    # From the fifth round on everybody has a history. It grows by one exchange a turn (until it slides) and by its
+    # runs. Of nothing else are there more at last than in the first four rounds (two moments: someone may be talking).
+    growing = {f"objects of {kind}" for kind in ("Exchange", "Run", "Held", "Away", "Extent")}
+    for name in {name for held in later for name in held if name.startswith("objects of ")} - growing:
+        assert min(held[name] for held in later[-2:]) <= max(held[name] for held in first), name
+    assert max(held["objects of Exchange"] for held in later) <= 2 * SESSIONS
+    assert max(held["objects of Run"] for held in later) <= 6 * SESSIONS
+    # The arena was written at the start. What the process still grows by are kernels torch keeps for new lengths of
+    # text (31 MB in four rounds; a conversation of ten minutes grows no more, see `duplexd bench soak`).
+    assert max(resident[4:]) - max(resident[:4]) < 48 << 20
