@@ -554,3 +554,16 @@ def test_a_memory_that_is_away_is_given_up_when_the_context_must_slide() -> None
     assert context.slide(len(ANCHOR), 4, keep=4) == 0
     assert (context.ids, context.want) == (list(ANCHOR), [*ANCHOR, *range(12, 20), 77])
     assert pages.length(context.id) == len(ANCHOR)
+
+
+def test_a_flight_that_fails_after_a_fold_loses_its_own_tokens_only() -> None:
+    """The context slid while the launch was out; what was held before it is still held, long-term tokens among it."""
+    pages, context = remembering()
+    context.follow([*context.ids, 77])
+    context.launch(WorkId(3), steps=0, feed_max=99)
+    context.slide(len(ANCHOR), 8, keep=3)
+    pages.fence_passed(FenceId(3))
+    context.abort(WorkId(3))
+
+    assert context.ids == [*ANCHOR, *[LONG_TERM] * 3, *range(8, 20)]
+    assert pages.length(context.id) == len(context.ids)
