@@ -6,7 +6,7 @@ import ipaddress
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -38,11 +38,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         0  #: whose whole contexts fit into the arena beside each other; 0: all; fewer: idle ones leave
     )
     place_wait_ms: float = 3000.0  #: how long a turn waits for a place in the arena before it is told busy
+    #: share of its time a lane may work before late listeners cost places; 0: places stay as the model declares them
+    lanes_target: float = 0.7
     model: str = "pocket"  #: model family, by entry point
     thinker: str = ""  #: pocket: another thinker, a GGUF file or a Hugging Face folder (Llama or Qwen architecture)
     long_term: int = 0  #: pocket: tokens that what slides out of a full context is folded into; 0: it is forgotten
     device: str = "cpu"
-    policy: str = "interaction"
+    policy: str = "interaction"  #: order of work: fcfs, window-k, edf, delivery-paced or interaction
+    policy_options: tuple[str, ...] = ()  #: of the policy, NAME=VALUE each, such as k=4
     barge_in: bool = True  #: whether a new session can be interrupted by voice; a page may change it
     speculation: bool = True  #: answer a turn that is probably over before that is certain; unheard until it is
     voice_detector: str = "auto"  #: what tells voice: "silero", "energy", or the model's own choice
@@ -106,6 +109,7 @@ def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
 
 def check(config: Config) -> Config:
     """Ranges, and what must not be combined. Raises ConfigError."""
+    named_options(config.policy_options)
     rules = [
         (0 <= config.port < 65_536, f"port is {config.port}; it lies in 0..65535"),
         (
@@ -117,6 +121,7 @@ def check(config: Config) -> Config:
             f"sessions_resident is {config.sessions_resident}; it lies in 0..{config.sessions_max} (sessions_max)",
         ),
         (0 <= config.long_term <= 64, f"long_term is {config.long_term}; it lies in 0..64"),
+        (0 <= config.lanes_target <= 1, f"lanes_target is {config.lanes_target}; it lies in 0..1"),
         (0 <= config.place_wait_ms <= 60_000, f"place_wait_ms is {config.place_wait_ms}; it lies in 0..60000"),
         (
             config.voice_detector in ("auto", "silero", "energy"),
@@ -141,6 +146,17 @@ def check(config: Config) -> Config:
         if not holds:
             raise ConfigError(sentence)
     return config
+
+
+def named_options(options: Iterable[str]) -> dict[str, str]:
+    """NAME=VALUE texts by name. Raises ConfigError for one without a name or without a value."""
+    named = {}
+    for option in options:
+        name, found, value = option.partition("=")
+        if not (name and found and value):
+            raise ConfigError(f"option {option!r} is not written NAME=VALUE")
+        named[name.strip()] = value.strip()
+    return named
 
 
 def is_loopback(host: str) -> bool:

@@ -22,7 +22,7 @@ from duplexd import clock
 from duplexd.config import Config, is_loopback
 from duplexd.engine.policy import Interaction
 from duplexd.errors import DuplexdError
-from duplexd.units import NANOS_PER_SECOND, Nanos, ms_from_ticks, text_from_bytes
+from duplexd.units import NANOS_PER_SECOND, Nanos, ms_from_nanos, text_from_bytes
 from duplexd.webrtc.watch import ROWS_MAX, Snapshot, Watched
 
 EVERY_NS = NANOS_PER_SECOND
@@ -31,7 +31,7 @@ ANSWER_BYTES_MAX = 4_000_000
 BAR = 30  #: characters of a session's cursors
 SHARE_BAR = 24
 SCALE_MIN_MS = 600.0  #: what a full cursor bar stands for, at least
-P_SAFE_MS = ms_from_ticks(Interaction().p_safe)
+P_SAFE_MS = ms_from_nanos(Interaction().p_safe)
 FIGURES = (
     ("underruns", "frontend_underruns", "gaps a person could hear"),
     ("stale samples", "frontend_stale_samples_sent", "of a dead epoch, sent; always 0"),

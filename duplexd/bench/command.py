@@ -1,4 +1,4 @@
-"""`duplexd bench talk | barge-in | soak | memory`: figures as a table and as JSON."""
+"""`duplexd bench talk | barge-in | soak | memory | scheduler`: figures as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def add_bench(commands: Any) -> None:
     _output(soak, run_soak)
     memory = kinds.add_parser("memory", help="what the bookkeeping of memory costs, at many sizes")
     _output(memory, run_memory)
+    scheduler = kinds.add_parser("scheduler", help="what deciding costs: a round of 1000 sessions, one launched step")
+    _output(scheduler, run_scheduler)
 
 
 def _common(parser: argparse.ArgumentParser, act: Any) -> None:
@@ -76,6 +78,12 @@ def run_soak(options: argparse.Namespace) -> int:
 
 def run_memory(options: argparse.Namespace) -> int:
     from duplexd.bench.memory import bench
+
+    return _publish(bench(), options.json)
+
+
+def run_scheduler(options: argparse.Namespace) -> int:
+    from duplexd.bench.scheduling import bench
 
     return _publish(bench(), options.json)
 

@@ -6,11 +6,16 @@
    as the scarcer of the two allows, so that whoever has one is neither short of pages nor of time.
 3. Lane time is declared by the stages (`StageSpec.load`). A lane runs one thing after the other, and on a CPU all lanes
    share the cores.
+4. A declaration may be wrong, so places follow what is measured (`Aimd`): a tenth fewer when lanes are taken beyond the
+   target and somebody was served too late, one more when somebody waits and there is time. Bytes are never promised
+   twice: pages bound the places whatever the lanes say. Nobody who has a place loses it; there is always one.
+5. What a stage makes may get coarser before people have to wait (`Ladder`), down to a floor. A family that declares one
+   rung, as all do by default, has no ladder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -18,6 +23,10 @@ from duplexd.streams.stage import StageSpec
 
 #: Share of a lane, and of all cores, that talking sessions may take together; the rest is for what varies.
 LOAD_MAX = 0.8
+#: Numbers of Metronome (arXiv 2607.02640): utilisation to aim at, the factor of a retreat, the step of an advance.
+TARGET, RETREAT, ADVANCE = 0.7, 0.9, 1
+#: Looks after a retreat at which there is no other: utilisation is a mean over ten seconds, and forgets as slowly.
+LOOKS_AFTER_RETREAT = 5
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -47,3 +56,91 @@ def places_of(stages: Iterable[StageSpec], *, contexts: int, cores: int | None) 
 
 def _fit(load: float, capacity: int) -> int:
     return max(1, int(LOAD_MAX * capacity / load))
+
+
+def taken(lanes: Mapping[str, float | None], *, cores: int | None) -> float | None:
+    """Utilisation of what is scarcest, a lane or all cores together; None while nothing was measured.
+
+    Args:    lanes: share of its time that each lane worked; cores: that they share, None when they share none.
+    """
+    measured = [value for value in lanes.values() if value is not None]
+    if not measured:
+        return None
+    return max(max(measured), sum(measured) / cores if cores is not None else 0.0)
+
+
+class Aimd:
+    """Additive increase, multiplicative decrease of the places, by measured utilisation.
+
+    A lane that is busy and late for nobody is well used: a policy that generates at full speed takes all there is. So a
+    retreat takes both, utilisation beyond the target and somebody who was harmed. Misses alone would not show that
+    nothing is made any more: `harmed` counts late chunks and starved work alike.
+
+    Args:    places: as declared; contexts: that fit the arena, the bound whatever is measured.
+             target: 0 leaves the places as they are declared.
+    """
+
+    def __init__(self, places: Places, *, contexts: int, target: float = TARGET) -> None:
+        self.declared = places
+        self.contexts = max(contexts, places.count)
+        self.target = target
+        self._rest = 0  # looks before the next retreat
+
+    def look(self, places: Places, *, utilisation: float | None, harmed: int, seated: int, waiting: int) -> Places:
+        """The places from now on; called once a second.
+
+        Args:    harmed: chunks that came late and work that starved since the last look.
+                 seated: sessions that have a place; waiting: sessions that wait for one.
+        """
+        self._rest = max(0, self._rest - 1)
+        if not self.target or utilisation is None:
+            return places
+        if utilisation > self.target:
+            if not harmed or self._rest:
+                return places
+            self._rest = LOOKS_AFTER_RETREAT
+            # From the places that are in use: taking away empty ones would relieve nobody.
+            return self._places(max(1, int(min(places.count, max(1, seated)) * RETREAT)))
+        if waiting and places.count < self.contexts:
+            return self._places(min(self.contexts, places.count + ADVANCE))
+        return places
+
+    def _places(self, count: int) -> Places:
+        if count == self.declared.count:
+            return self.declared
+        return Places(count, f"the lanes, as measured, have time for {count}")
+
+
+class Fidelity(msgspec.Struct, frozen=True):
+    """How well a generator works: fewer steps and a smaller window cost less and show."""
+
+    steps: int  #: denoising steps of one chunk
+    window: int  #: finished chunks it reads
+
+
+class Ladder:
+    """Which fidelity generators work at, best first; one rung down when people are harmed, up again when all is well.
+
+    Args:    rungs: as the family declares them; the last is its floor. One rung: there is no ladder.
+             patience: looks without harm before the next rung up, so that it does not swing.
+    """
+
+    def __init__(self, rungs: Sequence[Fidelity], *, patience: int = 10) -> None:
+        if not rungs:
+            raise ValueError("a ladder needs at least one rung, the fidelity the family works at")
+        self._rungs = tuple(rungs)
+        self._patience = patience
+        self._rung = self._quiet = 0
+
+    @property
+    def fidelity(self) -> Fidelity:
+        return self._rungs[self._rung]
+
+    def look(self, *, harmed: int) -> Fidelity:
+        """The fidelity from now on; called once a second."""
+        self._quiet = 0 if harmed else self._quiet + 1
+        if harmed and self._rung + 1 < len(self._rungs):
+            self._rung += 1
+        elif self._quiet >= self._patience and self._rung:
+            self._rung, self._quiet = self._rung - 1, 0
+        return self.fidelity

@@ -48,6 +48,7 @@ class Chunk(msgspec.Struct):
     span: Span
     state: ChunkState = ChunkState.PLANNED
     slot: int = -1  #: output slot while it is being made and until the front end frees it
+    samples: int = 0  #: how many it holds once it is made
 
 
 class ChunkTable:
@@ -67,8 +68,8 @@ class ChunkTable:
         offset: Ticks,
         span: Span,
     ) -> Chunk:
-        if len(self._chunks) >= self.chunks_max:
-            raise RuntimeError(f"{self.chunks_max} chunks are alive; the lookahead gate should have stopped this")
+        if self.full:
+            raise RuntimeError(f"{self.chunks_max} chunks are alive; whoever plans must look at `full` first")
         chunk = Chunk(ChunkId(self._next), epoch, offset, span)
         self._next += 1
         self._chunks[chunk.chunk_id] = chunk
@@ -84,6 +85,11 @@ class ChunkTable:
         elif state is ChunkState.DISCARDED:
             self.discarded_ticks += chunk.span.length
             del self._chunks[chunk.chunk_id]
+
+    @property
+    def full(self) -> bool:
+        """As many chunks are alive as may be: the next waits until one was heard or dropped."""
+        return len(self._chunks) >= self.chunks_max
 
     def alive(self) -> list[Chunk]:
         return list(self._chunks.values())

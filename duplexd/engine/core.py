@@ -5,21 +5,28 @@
 3. A fact about an unknown or closed session changes nothing and is counted.
 4. A think step runs only for a session with a place, on a context that is wholly in the arena. What is missing is
    ordered here (a copy back, room for it), and the step is tried again when the copy has ended.
-5. Think steps of several sessions share one launch: whoever ranks next rides along. Each gets its own result.
+5. Steps of several sessions share one launch where the stage takes several rows: whoever ranks next rides along, if
+   the policy lets them. Each gets its own result.
+6. What differs between policies is asked of the policy; the rest of this file is the same for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from heapq import nlargest
+from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
+from duplexd.engine.admission import Aimd, taken
+from duplexd.engine.agenda import Agenda
 from duplexd.engine.bargein import BargeInRule
 from duplexd.engine.dialogue import Context, Dialogue
-from duplexd.engine.monitor import Monitor
-from duplexd.engine.policy import SchedulingPolicy
+from duplexd.engine.monitor import Load, Monitor, Pressure
+from duplexd.engine.policy import Eviction, Misfit, SchedulingPolicy
 from duplexd.engine.residency import Residency, Transfer
-from duplexd.engine.scheduler import Scheduler
+from duplexd.engine.scheduler import OfferId, Scheduler
 from duplexd.engine.session import FEED_MAX, Session
 from duplexd.engine.speculation import SpeculationTunables
 from duplexd.engine.stores import Stores
@@ -60,6 +67,11 @@ PROGRESS_EVERY = Nanos(100 * NANOS_PER_MS)
 METRICS_EVERY = Nanos(NANOS_PER_SECOND)
 PAGES_A_STEP = 8  #: what one think step takes at most: its feed, the tokens it decodes, one page begun by a cut
 SESSIONS_LISTED_MAX = 32  #: sessions whose bytes are told one by one: those that hold most
+#: Stages whose steps several sessions may share; a copy is a batch of one session's blocks already.
+SHARED = frozenset({Role.THINK, Role.TALK, Role.RENDER})
+RIDERS_LOOKED_AT = 4  #: offers looked at for each row that is free: a launch does not search a thousand for one rider
+STARVED_AFTER = Nanos(NANOS_PER_SECOND)  #: work that was ready and found no lane for so long
+LOAD_AGE_MAX = Nanos(20 * NANOS_PER_MS)
 ANCHOR_SESSION = SessionId(0)  #: the anchor's prefill is nobody's session
 
 
@@ -79,10 +91,12 @@ class EngineCore:
         place_wait: Nanos,
         speculation: SpeculationTunables,
         mover: StageSpec | None = None,
+        admission: Aimd | None = None,
+        cores: int | None = None,
     ) -> None:
         self.plan = plan
         self.stores = stores
-        self.monitor = Monitor()
+        self.monitor = Monitor(plan.edges)
         self.sessions: dict[SessionId, Session] = {}
         self._closing: dict[SessionId, Session] = {}  #: closed, with work still in flight
         self._policy = policy
@@ -93,12 +107,18 @@ class EngineCore:
         self._place_wait = place_wait
         self._speculation = speculation
         self._mover = mover
+        self._admission = admission
+        self._cores = cores
+        self._harmed = 0  #: as counted at the last look
+        self._starving: frozenset[tuple[OfferId, Nanos]] = frozenset()
         self._scheduler = Scheduler(plan.stages if mover is None else {**plan.stages, mover.name: mover}, policy)
         self._out: list[Any] = []
         self._work_of: dict[WorkId, tuple[SessionId, ...]] = {}
         self._transfers: dict[WorkId, Transfer] = {}
         self._last_work = 0
-        self._timers: dict[SessionId, Nanos] = {}
+        self._timers: Agenda[SessionId] = Agenda()
+        self._slotless: dict[SessionId, None] = {}  #: sessions with a chunk that waits for an output slot
+        self._load: Load | None = None
         self._now = Nanos(0)
         self._ready = False
         self._next_progress = Nanos(0)
@@ -120,8 +140,8 @@ class EngineCore:
             self._handle_stage(event, now)
         elif isinstance(event, SlotsFreed):
             self.stores.out_slots.extend(event.slots)
-            for session in self.sessions.values():
-                self._touch(session, now)
+            for session_id in tuple(self._slotless):
+                self._touch(self.sessions[session_id], now)
         elif isinstance(event, SessionOpened):
             self._open(event, now)
         else:
@@ -130,7 +150,7 @@ class EngineCore:
 
     def handle_timer(self, now: Nanos) -> None:
         self._now = now
-        for session_id in [s for s, at in self._timers.items() if at <= now]:
+        while (session_id := self._timers.due(now)) is not None:
             self._touch(self.sessions[session_id], now)
         if now >= self._next_progress:
             self._report(now)
@@ -138,7 +158,8 @@ class EngineCore:
 
     def timer(self) -> Nanos | None:
         """When to call `handle_timer` if nothing happens before; strictly later than the last call."""
-        times = list(self._timers.values())
+        first = self._timers.first()
+        times = [] if first is None else [first[0]]
         if self.sessions or self._now < self._watch_until:
             times.append(self._next_progress)
         return Nanos(max(min(times), self._now + 1)) if times else None
@@ -158,6 +179,7 @@ class EngineCore:
                     plan=self.plan,
                     stores=self.stores,
                     monitor=self.monitor,
+                    policy=self._policy,
                     emit=self._emit,
                     endpoint=self._endpoint,
                     barge_in=self._barge_in,
@@ -228,8 +250,9 @@ class EngineCore:
 
     def _close(self, session: Session) -> None:
         del self.sessions[session.id]
-        self._timers.pop(session.id, None)
-        self._scheduler.offer(session.id, ())
+        self._timers.remove(session.id)
+        self._slotless.pop(session.id, None)
+        self._scheduler.forget(session.id)
         session.close()
         if session.in_flight:
             self._closing[session.id] = session
@@ -239,27 +262,38 @@ class EngineCore:
 
     def _touch(self, session: Session, now: Nanos) -> None:
         """Something about this session has changed: decide, then offer what it wants."""
-        session.may_speculate = self.residency.taken_by_others(session.id) < self._speculation.load_max
+        free = self.residency.taken_by_others(session.id) < self._speculation.load_max
+        session.may_speculate = free and self._policy.admits_speculation(self.load())
         session.settle(now)
         if session.fault:
             self._emit(EndSession(session.id, session.fault))
             self._close(session)
             return
         self._place(session, now)
-        self._scheduler.offer(session.id, session.wanted(now))
+        self._offer(session, now)
         at = session.timer(now)
         if at is None:
-            self._timers.pop(session.id, None)
+            self._timers.remove(session.id)
         else:
-            self._timers[session.id] = at
+            self._timers.put(session.id, at)
+
+    def _offer(self, session: Session, now: Nanos) -> None:
+        self._scheduler.offer(session.id, session.wanted(now), now)
+        if session.wants_slot:
+            self._slotless[session.id] = None
+        else:
+            self._slotless.pop(session.id, None)
 
     # Work ----------------------------------------------------------------------------------------------------------
 
     def _handle_stage(self, event: StageFinished | StageFailed, now: Nanos) -> None:
-        lane = self._scheduler.end(event.work)
-        if isinstance(event, StageFinished):
-            self.monitor.count("launches")
-            self.monitor.count(f"busy_us_{lane}", (event.ended_at - event.started_at) // 1000)
+        finished = isinstance(event, StageFinished)
+        took = Nanos(event.ended_at - event.started_at) if isinstance(event, StageFinished) else Nanos(0)
+        lane, stage = self._scheduler.end(event.work, took)
+        self.monitor.ended(lane, now)
+        if finished:
+            self.monitor.ran(lane, stage, took)
+            self._scheduler.note_quantum(stage, self.monitor.times.mean(stage) or took)
         if event.work in self._transfers:
             self._transferred(event, now)
             return
@@ -285,14 +319,23 @@ class EngineCore:
 
     def _round(self, now: Nanos) -> None:
         """Every idle lane gets the most urgent work that can start."""
-        share = 1.0 - self.stores.pages.free_count / self.stores.pages.spec.count
+        self._scheduler.note_pool(self._pages_taken)
         for lane in self._scheduler.idle_lanes():
-            ranked = self._scheduler.ranked(lane, now, share)
-            for index, work in enumerate(ranked):
-                if self._launch(work, ranked[index + 1 :], now):
-                    break
+            with closing(self._scheduler.urgent(lane, now)) as offers:
+                for work in offers:
+                    if self._launch(work, now) or self._policy.misfit is Misfit.STOP:
+                        break
 
-    def _launch(self, work: Work, others: Sequence[Work], now: Nanos) -> bool:
+    @property
+    def _pages_taken(self) -> float:
+        return 1.0 - self.stores.pages.free_count / self.stores.pages.spec.count
+
+    def _begin_work(self, work: WorkId, stage: str, owners: Sequence[SessionId], now: Nanos) -> None:
+        """A launch is ordered: its lane is taken, and the time goes to its owners' accounts."""
+        weights = [(owner, self.sessions[owner].priority) for owner in owners if owner in self.sessions]
+        self.monitor.began(self._scheduler.begin(work, stage, weights), now)
+
+    def _launch(self, work: Work, now: Nanos) -> bool:
         self._last_work += 1
         work_id = WorkId(self._last_work)
         launch = self._begin(work, work_id, now)
@@ -300,27 +343,29 @@ class EngineCore:
             return False
         place = len(self._out)  # Before the copies that riders may order: names of work only grow (streams/fence.py).
         owners, jobs = [work.session], list(launch.jobs)
-        for other in self._riders(work, others):
-            if len(jobs) == self.plan.stages[work.stage].batch_max:
-                break
-            if (own := self._begin(other, work_id, now)) is not None:
-                owners.append(other.session)
-                jobs += own.jobs
+        rows = self.plan.stages[work.stage].batch_max if work.role in SHARED else 1
+        if len(jobs) < rows:
+            with closing(self._riders(work, looked_at=RIDERS_LOOKED_AT * rows)) as riders:
+                for other in riders:
+                    own = self._begin(other, work_id, now)
+                    if own is not None:
+                        owners.append(other.session)
+                        jobs += own.jobs
+                    if len(jobs) == rows or (own is None and self._policy.misfit is Misfit.STOP):
+                        break
         self._work_of[work_id] = tuple(owners)
-        self._scheduler.begin(work_id, work.stage)
+        self._begin_work(work_id, work.stage, owners, now)
         self._out.insert(place, Launch(work_id, work.stage, tuple(jobs)))
         return True
 
-    def _riders(self, work: Work, others: Sequence[Work]) -> Iterator[Work]:
+    def _riders(self, work: Work, *, looked_at: int) -> Generator[Work, None, None]:
         """Whose step may share a launch with this one: never so long a one that the most urgent would wait for it."""
-        if work.role is not Role.THINK:
-            return
         seen = {work.session}
-        for other in others:
-            waits = work.need not in PATIENT and other.need in PATIENT
-            if other.role is Role.THINK and other.session not in seen and not waits:
-                seen.add(other.session)
-                yield other
+        with closing(self._scheduler.beside(work.stage)) as offers:
+            for other in islice(offers, looked_at):
+                if other.session not in seen and self._policy.may_ride(other, work):
+                    seen.add(other.session)
+                    yield other
 
     def _begin(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
         """One session's share of a launch; None when it cannot start now."""
@@ -331,7 +376,7 @@ class EngineCore:
         launch = session.launch(work, work_id, now)
         if launch is None and work.role is Role.THINK and self.stores.pages.refusal is Refusal.PARTITION_FULL:
             self._make_room(PAGES_A_STEP, now)
-        self._scheduler.offer(session.id, session.wanted(now))
+        self._offer(session, now)
         return launch
 
     # Residency -------------------------------------------------------------------------------------------------------
@@ -343,12 +388,14 @@ class EngineCore:
                 self._note_gap(session, now)
             session.wants_place = True
             had, session.has_place = session.has_place, self.residency.need(session.id)
-            if session.has_place and not had and not session.context.readable:
+            if self._policy.preloads and session.has_place and not had and not session.context.readable:
                 self._preload(session, now)
         elif session.wants_place:
             session.wants_place = session.has_place = False
             pages = self.stores.pages.offloadable(session.context.id)
-            self.residency.index.note_playback(session.id, None if session.timeline.assumed else session.quiet_since)
+            # Whose playback is not known leaves first, least recently used first: of nobody's known, that is LRU.
+            known = self._policy.eviction is Eviction.NEXT_USE and not session.timeline.assumed
+            self.residency.index.note_playback(session.id, session.quiet_since if known else None)
             self._seat(self.residency.rest(session.id, pages, now), now)
 
     def _seat(self, seated: Sequence[SessionId], now: Nanos) -> None:
@@ -422,7 +469,7 @@ class EngineCore:
             leaving=leaving,
             moves=tuple((move.page, move.host) for move in moves),
         )
-        self._scheduler.begin(work, self._mover.name)
+        self._begin_work(work, self._mover.name, (), now)
         self._out.append(Launch(work, self._mover.name, (job,)))
 
     def _transferred(self, event: StageFinished | StageFailed, now: Nanos) -> None:
@@ -468,7 +515,7 @@ class EngineCore:
             steps=0,
         )
         self._work_of[work] = (ANCHOR_SESSION,)
-        self._scheduler.begin(work, stage)
+        self._begin_work(work, stage, (), self._now)
         self._out.append(Launch(work, stage, (job,)))
 
     def _warmed(self, event: StageFinished | StageFailed) -> None:
@@ -497,7 +544,61 @@ class EngineCore:
                 self._emit(session.progress(now))
         if now >= self._next_metrics:
             self._next_metrics = Nanos(now + METRICS_EVERY)
+            self._look(now)
             self._emit(self.metrics())
+
+    def _look(self, now: Nanos) -> None:
+        """Once a second: who starves, and how many may have a place from now on."""
+        self._count_starved(now)
+        if self._admission is None:
+            return
+        harmed = self.monitor["chunks_late"] + self.monitor["works_starved"]
+        places = self._admission.look(
+            self.residency.places,
+            utilisation=taken(self.load().lanes, cores=self._cores),
+            harmed=harmed - self._harmed,
+            seated=self.residency.seated_count,
+            waiting=self.residency.waiting_count,
+        )
+        self._harmed = harmed
+        if places is not self.residency.places:
+            self.monitor.count("places_grown" if places.count > self.residency.places.count else "places_shrunk")
+            self._seat(self.residency.resize(places), now)
+
+    def _count_starved(self, now: Nanos) -> None:
+        """Work that somebody waits for and that found no lane for too long, each piece once.
+
+        A miss is counted when a chunk comes late. Where nothing is made any more no chunk comes, and misses stay at 0.
+        """
+        starving = {
+            ((work.session, work.stage, work.need), work.ready_at)
+            for work in self._scheduler.waiting()
+            if work.need not in PATIENT and now - work.ready_at >= STARVED_AFTER
+        }
+        for name, ready_at in sorted(starving - self._starving):
+            self.monitor.count("works_starved")
+            self.monitor.note(now, name[0], "starved", now - ready_at)
+        self._starving = frozenset(starving)
+
+    def load(self) -> Load:
+        """What all sessions share, as policies see it; at most `LOAD_AGE_MAX` old."""
+        if self._load is None or self._now - self._load.at > LOAD_AGE_MAX:
+            stores, residency = self.stores, self.residency
+            self._load = Load(
+                at=self._now,
+                pages=self._pages_taken,
+                latents=1.0 - stores.latents.free_count / stores.latents.spec.count,
+                out_slots=1.0 - len(stores.out_slots) / max(1, stores.out_slots_count),
+                lanes=self.monitor.utilisation(self._now),
+                places_free=max(0, residency.places.count - residency.seated_count),
+                places_waited_for=residency.waiting_count,
+            )
+        return self._load
+
+    def pressure(self) -> Pressure:
+        """The engine as it is now, session by session. O(sessions)."""
+        sessions = {name: one.pressure(self._now) for name, one in self.sessions.items()}
+        return Pressure(self.load(), MappingProxyType(sessions))
 
     def metrics(self) -> Metrics:
         """Counters, and what is held now: the baseline that every close returns to."""
@@ -514,6 +615,7 @@ class EngineCore:
             "pages_away": float(
                 0 if self.stores.host is None else self.stores.host.spec.count - self.stores.host.free_count
             ),
+            "places": float(self.residency.places.count),
             "places_taken": float(self.residency.seated_count),
             "places_waited_for": float(self.residency.waiting_count),
             "ingest_held": float(self.stores.ingest.spec.count - self.stores.ingest.free_count),

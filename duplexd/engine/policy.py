@@ -1,63 +1,311 @@
-"""Scheduling policies: one class each, chosen by name. A policy ranks work, least first, and sees no transport."""
+"""Scheduling policies: one class each, chosen by name. Here, and nowhere else, engines differ in what they do first.
+
+A policy answers six questions. It sees offers (`Work`), a `Moment` and a `Load`, never a transport or a session.
+
+    rank               where an offer stands among those of its lane
+    may_ride           whether an offer may share the launch of a more urgent one
+    lookahead          how far a stage may run ahead of the ear; None: as far as memory allows
+    delivers_ahead     how far what is made may be handed over ahead of the ear
+    eviction, preloads whose memory leaves first, and whether it comes back before it is needed
+    admits_speculation whether work may be done for a turn that may not have ended
+
+    name              order                 lookahead   eviction   preload   like
+    fcfs              ready age             none        LRU        no        vLLM-Omni
+    window-k          ready age             K pieces    LRU        no        vLLM-Omni with a bounded window (#3592)
+    edf               sent deadline         none        LRU        no        vLLM-Omni's `edf` stream policy (#6600)
+    delivery-paced    ready age             none        LRU        no        SGLang-Omni
+    interaction       U0, U1, U2            budget      next use   yes       LiveServe, with DESIGN §5 rule 1
+
+A rank is a key that holds until the clock changes it (`until`), so that nothing is sorted anew while nothing happens.
+A signal that is missing turns off the term that needs it, and no other (fail closed).
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Protocol
 
-from duplexd.engine.work import Need, Work
+import msgspec
+
+from duplexd.engine.monitor import Load
+from duplexd.engine.work import PATIENT, Need, Work
+from duplexd.errors import ConfigError
 from duplexd.streams.stage import Role
-from duplexd.units import Nanos, Ticks, ticks_from_ms
+from duplexd.units import NANOS_PER_MS, Nanos, Ticks, nanos_from_ms, ticks_from_ms
 
-INPUT_AGE_MAX = Nanos(300_000_000)  #: arriving input older than this is as urgent as a first chunk (DESIGN §7)
+INPUT_AGE_MAX = Nanos(300 * NANOS_PER_MS)  #: arriving input older than this is as urgent as a first chunk (DESIGN §7)
+#: A rank that rests on how full memory is, or on how much lane time others had, is looked at again after this.
+RANK_AGE_MAX = Nanos(250 * NANOS_PER_MS)
+#: What the front end's playout takes ahead of the ear, less what may be on its way (media/playout.py `queued_max`).
+DELIVERED_MAX = ticks_from_ms(8_000)
+#: `delivery-paced`: enough for any network that a conversation can be held over.
+PACED_DELIVERY = ticks_from_ms(1_000)
+
+
+class Eviction(Enum):
+    """Whose memory leaves first."""
+
+    LRU = "lru"  #: who was used least recently
+    NEXT_USE = "next_use"  #: who will be needed last (LiveServe eq. 4)
+
+
+class Misfit(Enum):
+    """What follows when the most urgent offer of a lane cannot start, since memory is short."""
+
+    STOP = "stop"  #: the lane waits for it (LiveServe algorithm 1)
+    SKIP = "skip"  #: the next one is tried
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """What a rank rests on beside the offer itself."""
+
+    now: Nanos
+    pool_occupancy: float | None = None  #: share of the page pool that is taken; None: not known
+    served: float = 0.0  #: lane time this session had, over its weight (EEVDF's v), ns
+    owed: bool = True  #: it had no more than the mean of those who want the lane (EEVDF: lag >= 0)
+    quantum: Nanos = Nanos(NANOS_PER_MS)  #: one step of the stage: deadlines closer than this are equal
+
+
+class Rank(msgspec.Struct, frozen=True):
+    key: tuple[float, ...]  #: the least goes first
+    until: Nanos | None = None  #: the clock alone changes the key then
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """A stage asks how far it may run ahead of the ear, the piece it is about to make included."""
+
+    role: Role
+    unit: Ticks  #: playback length of one piece of this stage, at most
+    budget: Ticks  #: what keeps playback whole, the piece included (DESIGN §5 rule 1)
 
 
 class SchedulingPolicy(Protocol):
     name: str
+    eviction: Eviction
+    preloads: bool
+    delivers_ahead: Ticks
+    misfit: Misfit
+    sizes_chunks: bool  #: the length of a chunk follows the playback that is left; else the ramp of the plan
 
-    def rank(self, work: Work, now: Nanos, pool_share: float) -> tuple[float, ...]:
-        """Order of one piece of work on its lane; pure. `pool_share` is how full the page pool is, 0..1."""
+    def rank(self, work: Work, at: Moment) -> Rank:
+        """Where one offer stands on its lane; pure."""
+
+    def may_ride(self, rider: Work, leader: Work) -> bool:
+        """Whether another session's offer may share this launch, which takes longer for it; pure."""
+
+    def lookahead(self, gate: Gate) -> Ticks | None:
+        """How far a stage may run ahead of the ear, the next piece included; None: no bound but memory's."""
+
+    def admits_speculation(self, load: Load) -> bool:
+        """Whether to work on a reply to a turn that may not have ended."""
+
+
+def _shares_think_step(rider: Work, leader: Work) -> bool:
+    """What nobody waits for yet, such as a long prefill, must not ride on a step that somebody does wait for."""
+    return leader.need in PATIENT or rider.need not in PATIENT
 
 
 class Fcfs:
-    """First come, first served, whatever the listener hears: what request engines do."""
+    """First come, first served on every stage, at full speed, whatever the listener hears."""
 
     name = "fcfs"
+    eviction = Eviction.LRU
+    preloads = False
+    delivers_ahead = DELIVERED_MAX
+    misfit = Misfit.SKIP
+    sizes_chunks = False
 
-    def rank(self, work: Work, now: Nanos, pool_share: float) -> tuple[float, ...]:
-        return (work.ready_at, work.session)
+    def rank(self, work: Work, at: Moment) -> Rank:
+        return Rank((work.need is Need.SPECULATION, work.ready_at, work.session))
+
+    def may_ride(self, rider: Work, leader: Work) -> bool:
+        return _shares_think_step(rider, leader)
+
+    def lookahead(self, gate: Gate) -> Ticks | None:
+        return None
+
+    def admits_speculation(self, load: Load) -> bool:
+        return False
+
+
+class WindowK(Fcfs):
+    """First come, first served, and no stage has more than K pieces that nobody has heard."""
+
+    name = "window-k"
+
+    def __init__(self, *, k: int = 4) -> None:
+        if k < 1:
+            raise ConfigError(f"policy window-k was given k={k}; it must be at least 1, or nothing is ever made")
+        self.k = k
+
+    def lookahead(self, gate: Gate) -> Ticks | None:
+        return Ticks(self.k * gate.unit)
+
+
+class Edf(Fcfs):
+    """Earliest deadline first by the server's clock: as if everything had been heard from the moment it was sent."""
+
+    name = "edf"
+
+    def rank(self, work: Work, at: Moment) -> Rank:
+        due = work.ready_at if work.sent_deadline is None else work.sent_deadline
+        return Rank((work.need is Need.SPECULATION, due, work.ready_at, work.session))
+
+
+class DeliveryPaced(Fcfs):
+    """First come, first served at full speed; what is made is handed over no faster than it is heard."""
+
+    name = "delivery-paced"
+    delivers_ahead = PACED_DELIVERY
+
+
+#: Classes of urgency, most urgent first.
+U0, U1, ARRIVING, U2, U2_NOT_OWED, SPECULATIVE = range(6)
 
 
 class Interaction:
     """U0 nearly silent, U1 waiting for the first sound, U2 by utility, suspicion last (seed 002 §3.2, DESIGN §7).
 
-    Missing telemetry turns its own term off: without a playback cursor a session is served by ready age.
+    Within U0 and U1, offers that are due within one step of the stage are equal, and who had less lane time goes first.
+    Within U2, who had more than the mean comes after those who had not. Each mechanism can be switched off alone.
+
+    Args:    p_safe_ms, alpha, beta: see `_barge_cost` and `_utility`.
+             misfit: "stop" or "skip", see `Misfit`.
+             order, gate, next_use, preload, speculation, slack_chunks: False takes that mechanism away: then the order
+             is by ready age, nothing holds generation back, memory leaves by LRU, comes back when it is needed, no turn
+             is anticipated, and chunks have the lengths of the plan's ramp.
     """
 
     name = "interaction"
+    delivers_ahead = DELIVERED_MAX
 
-    def __init__(self, *, p_safe: Ticks = ticks_from_ms(400), alpha: float = 1.0, beta: float = 1.0) -> None:
-        self.p_safe = p_safe
+    def __init__(
+        self,
+        *,
+        p_safe_ms: float = 400.0,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        misfit: str = Misfit.SKIP.value,
+        order: bool = True,
+        gate: bool = True,
+        next_use: bool = True,
+        preload: bool = True,
+        speculation: bool = True,
+        slack_chunks: bool = True,
+    ) -> None:
+        if p_safe_ms <= 0 or alpha < 0 or beta < 0:
+            raise ConfigError(
+                f"policy interaction was given p_safe_ms={p_safe_ms}, alpha={alpha}, beta={beta}; "
+                "p_safe_ms must be more than 0, alpha and beta at least 0"
+            )
+        if misfit not in (known := [m.value for m in Misfit]):
+            raise ConfigError(f"policy interaction was given misfit={misfit!r}; it is {' or '.join(known)}")
+        self.p_safe = nanos_from_ms(p_safe_ms)
         self.alpha = alpha
         self.beta = beta
+        self.misfit = Misfit(misfit)
+        self.eviction = Eviction.NEXT_USE if next_use else Eviction.LRU
+        self.preloads = preload
+        self.sizes_chunks = slack_chunks
+        self._order = order
+        self._gate = gate
+        self._speculation = speculation
 
-    def rank(self, work: Work, now: Nanos, pool_share: float) -> tuple[float, ...]:
+    def rank(self, work: Work, at: Moment) -> Rank:
+        if not self._order:
+            return Rank((work.need is Need.SPECULATION, work.ready_at, work.session))
         if work.need is Need.SPECULATION:
-            return (4, work.ready_at, work.session)
+            return Rank((SPECULATIVE, work.ready_at, work.session))
         if work.role in (Role.COPY, Role.JUDGE):
-            return (0, work.ready_at, work.session)
-        if work.need is Need.CHUNK and work.started and work.measured:
-            if work.buffer <= self.p_safe:
-                return (0, work.buffer, -work.priority, work.session)
-            return (3, -self._utility(work, pool_share), work.ready_at, work.session)
-        waited = now - work.ready_at
-        if work.need is Need.INPUT and waited < INPUT_AGE_MAX:
-            return (2, -work.priority, work.ready_at, work.session)
-        return (1, -work.priority, work.ready_at, work.session)
+            return self._by_age(U0, work, at)
+        if work.need is Need.CHUNK and work.started and work.deadline is not None:
+            return self._playing(work, work.deadline, at)
+        if work.need is Need.INPUT and at.now - work.ready_at < INPUT_AGE_MAX:
+            return self._by_age(ARRIVING, work, at, until=Nanos(work.ready_at + INPUT_AGE_MAX))
+        return self._by_age(U1, work, at)
 
-    def _utility(self, work: Work, pool_share: float) -> float:
-        """Equation 1 with both terms as fractions: KV that finishing would free, less playback that could be wasted."""
-        barge = max(0, work.buffer - self.p_safe) / self.p_safe
-        return self.beta * work.pool_share * pool_share - self.alpha * barge
+    def _by_age(self, urgency: int, work: Work, at: Moment, until: Nanos | None = None) -> Rank:
+        due = _step(work.ready_at, at)
+        return Rank((urgency, -work.priority, due, at.served, work.ready_at, work.session), until)
+
+    def _playing(self, work: Work, deadline: Nanos, at: Moment) -> Rank:
+        if deadline - at.now <= self.p_safe:
+            return Rank((U0, _step(deadline, at), -work.priority, at.served, deadline, work.session))
+        urgency = U2 if at.owed else U2_NOT_OWED
+        until = min(deadline - self.p_safe, at.now + RANK_AGE_MAX)
+        key = (urgency, -self._utility(work, deadline, at), work.ready_at, work.session)
+        return Rank(key, Nanos(until))
+
+    def _utility(self, work: Work, deadline: Nanos, at: Moment) -> float:
+        """Equation 1 but for a term that grows with the clock for everybody alike: beta U_kv - alpha C_barge.
+
+        Equation 2 says C_barge = (deadline - now - P_safe) / P_safe for whoever is beyond P_safe, as all in U2 are;
+        what orders them is deadline / P_safe.
+        """
+        return self.beta * _kv_relief(work, at) - self.alpha * deadline / self.p_safe
+
+    def may_ride(self, rider: Work, leader: Work) -> bool:
+        if leader.role is Role.THINK:
+            return _shares_think_step(rider, leader)
+        # Every row makes a launch longer: who waits for the first sound waits for nobody's later chunk, nor for one
+        # that may never be heard.
+        return leader.started or (not rider.started and _shares_think_step(rider, leader))
+
+    def lookahead(self, gate: Gate) -> Ticks | None:
+        return gate.budget if self._gate else None
+
+    def admits_speculation(self, load: Load) -> bool:
+        """While nobody else needs the time or the memory. What is not known counts as taken."""
+        if not self._speculation or load.pages is None or load.pages > SPECULATION_PAGES_MAX:
+            return False
+        busiest = load.busiest
+        # A lane that nobody has measured yet has not worked for a whole window: it is idle.
+        return load.places_waited_for == 0 and (busiest is None or busiest <= SPECULATION_LANES_MAX)
 
 
-POLICIES: dict[str, type[Fcfs] | type[Interaction]] = {Fcfs.name: Fcfs, Interaction.name: Interaction}
+#: Beyond these, work that may be for nothing would be at somebody's cost.
+SPECULATION_PAGES_MAX = 0.9
+SPECULATION_LANES_MAX = 0.7
+
+
+def _step(due: Nanos, at: Moment) -> Nanos:
+    """Equal for all that are due within one step of the stage; comparable between stages, whose steps differ."""
+    return Nanos(due - due % at.quantum)
+
+
+def _kv_relief(work: Work, at: Moment) -> float:
+    """Equation 3, both factors as fractions: what finishing would free, and how much that is worth now."""
+    if work.pool_share is None or at.pool_occupancy is None:
+        return 0.0
+    return work.pool_share * at.pool_occupancy
+
+
+POLICIES: dict[str, type[SchedulingPolicy]] = {
+    kind.name: kind for kind in (Fcfs, WindowK, Edf, DeliveryPaced, Interaction)
+}
+
+
+def policy_of(name: str, options: Mapping[str, str] | None = None) -> SchedulingPolicy:
+    """A policy by name, with options as text. Raises ConfigError with the names, options or types there are."""
+    if name not in POLICIES:
+        raise ConfigError(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
+    kind: Any = POLICIES[name]
+    known = _options(kind)
+    values: dict[str, Any] = {}
+    for option, text in (options or {}).items():
+        if option not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise ConfigError(f"policy {name} has no option {option!r}; {takes}")
+        try:
+            values[option] = msgspec.convert(text, known[option], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"policy {name}: option {option}={text!r} is of the wrong type: {error}") from error
+    policy: SchedulingPolicy = kind(**values)
+    return policy
+
+
+def _options(kind: Any) -> dict[str, type]:
+    """Options of a policy and their types: the keyword arguments of its constructor."""
+    defaults = getattr(kind.__init__, "__kwdefaults__", None) or {}
+    return {option: type(default) for option, default in defaults.items()}

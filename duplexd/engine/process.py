@@ -15,12 +15,12 @@ import msgspec
 
 from duplexd import clock
 from duplexd.channel import Channel, MediaShape, SharedMedia
-from duplexd.engine.admission import places_of
+from duplexd.engine.admission import TARGET, Aimd, places_of
 from duplexd.engine.bargein import BargeInRule, BargeInTunables
 from duplexd.engine.core import EngineCore
 from duplexd.engine.live import LiveWorld
 from duplexd.engine.loop import Core, drive
-from duplexd.engine.policy import POLICIES
+from duplexd.engine.policy import policy_of
 from duplexd.engine.residency import Residency
 from duplexd.engine.speculation import SpeculationTunables
 from duplexd.engine.stores import PAGES, Stores
@@ -47,7 +47,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sessions_max: int
     sessions_resident: int = 0  #: whose whole contexts fit into the arena beside each other; 0: all
     place_wait_ms: float = 3000.0
+    lanes_target: float = TARGET  #: utilisation beyond which late listeners cost places; 0: places stay as declared
     policy: str = "interaction"
+    policy_options: dict[str, str] = {}
     device: str = "cpu"
     speculation: bool = True
     model_options: dict[str, str] = {}
@@ -132,21 +134,26 @@ def residency_of(
 
 def core_of(config: EngineConfig, plan: ModelPlan, layout: ArenaLayout, *, cores: int | None = None) -> EngineCore:
     """The core of an engine. `cores`: that its lanes share; None in a world whose lanes do not."""
-    if config.policy not in POLICIES:
-        raise ConfigError(f"there is no policy {config.policy!r}; there are {', '.join(POLICIES)}")
     host = host_of(layout, config.sessions_max)
     mover = None if host is None else mover_spec(layout.partitions[PAGES])
+    residency = residency_of(plan, layout, mover, sessions_max=config.sessions_max, cores=cores)
     return EngineCore(
         plan=plan,
         stores=stores_of(layout, out_slots=config.media.out_slots, host=host),
-        policy=POLICIES[config.policy](),
+        policy=policy_of(config.policy, config.policy_options),
         endpoint=endpoint_of(plan, config.silence_max_ms),
         barge_in=BargeInRule(BargeInTunables(voice_min=ticks_from_ms(config.voice_min_ms))),
         sessions_max=config.sessions_max,
-        residency=residency_of(plan, layout, mover, sessions_max=config.sessions_max, cores=cores),
+        residency=residency,
         place_wait=nanos_from_ms(config.place_wait_ms),
         speculation=SpeculationTunables(turn_max=SpeculationTunables().turn_max if config.speculation else 0),
         mover=mover,
+        admission=Aimd(
+            residency.places,
+            contexts=layout.partitions[PAGES].sessions or config.sessions_max,
+            target=config.lanes_target,
+        ),
+        cores=cores,
     )
 
 

@@ -86,8 +86,10 @@ class Reply:
         self.to_talk: deque[Clause] = deque()
         self.spoken: deque[SpokenClause] = deque()  #: with chunks still to plan or to make
         self.words: list[PlacedWord] = []
+        self.start = start
         self.talked_until = start  #: end of what the talker has placed
         self.planned_until = start
+        self.chunks_made = 0
         self.chunks_published = 0
         self.words_heard = 0
         self._new_stream = stream

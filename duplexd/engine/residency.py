@@ -53,11 +53,12 @@ class Residency:
 
     def need(self, session: SessionId) -> bool:
         """It needs the thinker. True: it has a place; False: it stands in line."""
+        if session in self._seated:
+            return True
         self.index.busy(session)
         self._rested.pop(session, None)
-        if session not in self._seated:
-            self._line.setdefault(session)
-            self._seat()
+        self._line.setdefault(session)
+        self._seat()
         return session in self._seated
 
     def rest(self, session: SessionId, pages: int, now: Nanos) -> list[SessionId]:
@@ -79,6 +80,11 @@ class Residency:
         self._line.pop(session, None)
         self._rested.pop(session, None)
         self.index.forget(session)
+        return self._seat()
+
+    def resize(self, places: Places) -> list[SessionId]:
+        """There are more places, or fewer: whoever has one keeps it. Returns who has a place because of that."""
+        self.places = places
         return self._seat()
 
     def _seat(self) -> list[SessionId]:

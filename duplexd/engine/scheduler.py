@@ -1,52 +1,228 @@
-"""Puts offers of all sessions in one order a lane and launches the first on every idle lane."""
+"""Offers of all sessions in one order a stage; every idle lane gets the most urgent of its stages.
+
+1. One piece of work a lane at a time: what has not been launched can still be taken back.
+2. Nothing is sorted anew while nothing happens. An offer is ranked when it comes, when it changes, and when the clock
+   alone has changed its rank (`Rank.until`), each in O(log n).
+3. Lane time is counted by session, over its priority (EEVDF's v): what was had, and the mean V of those who want the
+   lane now. Whoever comes back after a while is neither owed more than a second nor owes more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
-from duplexd.engine.policy import SchedulingPolicy
-from duplexd.engine.work import Work
+import msgspec
+
+from duplexd.engine.agenda import Agenda
+from duplexd.engine.policy import Moment, SchedulingPolicy
+from duplexd.engine.work import Need, Work
 from duplexd.ids import SessionId, WorkId
 from duplexd.streams.stage import StageSpec
-from duplexd.units import Nanos
+from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
+
+#: What absence can earn or cost (Linux: sleepers keep a bounded lag).
+LAG_MAX = NANOS_PER_SECOND
+QUANTUM_MIN = NANOS_PER_MS
+
+#: One offer: a session wants one piece of work of a stage for one reason.
+OfferId = tuple[SessionId, str, Need]
+
+
+class Accounts:
+    """Lane time by session, over its weight, and the mean of those who want the lane."""
+
+    def __init__(self) -> None:
+        self._served: dict[SessionId, float] = {}
+        self._offers: dict[SessionId, int] = {}  # of those who want the lane: how many offers each
+        self._sum = 0.0
+        self._mean = 0.0  # as it was when somebody last wanted the lane
+
+    def join(self, session: SessionId) -> None:
+        """One more offer of this session."""
+        offers = self._offers.get(session, 0)
+        if offers == 0:
+            mean = self.mean  # of the others
+            served = self._served.get(session, mean)
+            served = self._served[session] = min(max(served, mean - LAG_MAX), mean + LAG_MAX)
+            self._sum += served
+        self._offers[session] = offers + 1
+
+    def leave(self, session: SessionId) -> None:
+        """One offer fewer."""
+        offers = self._offers[session] - 1
+        if offers:
+            self._offers[session] = offers
+            return
+        self._mean = self.mean
+        del self._offers[session]
+        self._sum = self._sum - self._served[session] if self._offers else 0.0
+
+    def charge(self, session: SessionId, spent: float) -> None:
+        """It had this much lane time, over its weight."""
+        if session not in self._served:
+            return  # It has closed.
+        self._served[session] += spent
+        if session in self._offers:
+            self._sum += spent
+
+    def forget(self, session: SessionId) -> None:
+        """It has closed; its offers have been taken back."""
+        self._served.pop(session, None)
+
+    def served(self, session: SessionId) -> float:
+        return self._served.get(session, self.mean)
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody has an offer on this lane."""
+        return bool(self._offers)
+
+    @property
+    def mean(self) -> float:
+        return self._sum / len(self._offers) if self._offers else self._mean
+
+
+class _Running(msgspec.Struct, frozen=True):
+    lane: str
+    stage: str
+    owners: tuple[tuple[SessionId, int], ...]  #: (session, weight)
 
 
 class Scheduler:
-    """One piece of work a lane at a time: what has not been launched can still be taken back."""
+    """Args: stages by name; the policy that ranks their work."""
 
     def __init__(self, stages: dict[str, StageSpec], policy: SchedulingPolicy) -> None:
         self._lane_of = {name: spec.lane for name, spec in stages.items()}
+        self._stages_of: dict[str, list[str]] = {}
+        for name, lane in self._lane_of.items():
+            self._stages_of.setdefault(lane, []).append(name)
         self._policy = policy
-        self._offers: dict[str, dict[tuple[SessionId, str], Work]] = {lane: {} for lane in self._lane_of.values()}
-        self._running: dict[WorkId, str] = {}
-        self._busy: set[str] = set()
+        self._held: dict[SessionId, dict[OfferId, Work]] = {}
+        self._orders: dict[str, Agenda[OfferId]] = {name: Agenda() for name in stages}
+        self._changes: dict[str, Agenda[OfferId]] = {lane: Agenda() for lane in self._stages_of}
+        self._accounts = {lane: Accounts() for lane in self._stages_of}
+        self._quantum = dict.fromkeys(stages, Nanos(QUANTUM_MIN))
+        self._pool_occupancy: float | None = None
+        self._running: dict[WorkId, _Running] = {}
+        self._busy: dict[str, int] = {}
 
-    def offer(self, session: SessionId, works: Iterable[Work]) -> None:
-        """Replace everything a session offers."""
-        for offers in self._offers.values():
-            for key in [key for key in offers if key[0] == session]:
-                del offers[key]
+    # Offers ----------------------------------------------------------------------------------------------------------
+
+    def offer(self, session: SessionId, works: Iterable[Work], now: Nanos) -> None:
+        """Replace everything a session offers. What has not changed keeps its place."""
+        old = self._held.pop(session, {})
+        new: dict[OfferId, Work] = {}
         for work in works:
-            self._offers[self._lane_of[work.stage]][session, work.stage + work.need.name] = work
+            name = (session, work.stage, work.need)
+            new[name] = work
+            before = old.pop(name, None)
+            if before is None:
+                self._accounts[self._lane_of[work.stage]].join(session)
+            elif before == work:
+                continue
+            self._rank(name, work, now)
+        for name in old:
+            self._remove(name)
+        if new:
+            self._held[session] = new
+
+    def forget(self, session: SessionId) -> None:
+        """The session has closed."""
+        for name in self._held.pop(session, {}):
+            self._remove(name)
+        for accounts in self._accounts.values():
+            accounts.forget(session)
+
+    def _remove(self, name: OfferId) -> None:
+        lane = self._lane_of[name[1]]
+        self._orders[name[1]].remove(name)
+        self._changes[lane].remove(name)
+        self._accounts[lane].leave(name[0])
+
+    def _rank(self, name: OfferId, work: Work, now: Nanos) -> None:
+        lane = self._lane_of[work.stage]
+        accounts = self._accounts[lane]
+        served = accounts.served(work.session)
+        moment = Moment(now, self._pool_occupancy, served, served <= accounts.mean, self._quantum[work.stage])
+        rank = self._policy.rank(work, moment)
+        self._orders[work.stage].put(name, rank.key)
+        if rank.until is None:
+            self._changes[lane].remove(name)
+        else:
+            self._changes[lane].put(name, max(rank.until, now + 1))  # Later than now, or `_refresh` would never end.
+
+    def _refresh(self, lane: str, now: Nanos) -> None:
+        """Rank anew what the clock has changed."""
+        changes = self._changes[lane]
+        while (name := changes.due(now)) is not None:
+            self._rank(name, self._held[name[0]][name], now)
+
+    # Choosing --------------------------------------------------------------------------------------------------------
+
+    def note_pool(self, occupancy: float | None) -> None:
+        """How full the page pool is; ranks take it over as they are made."""
+        self._pool_occupancy = occupancy
+
+    def note_quantum(self, stage: str, took: Nanos) -> None:
+        """How long one step of a stage takes, as measured."""
+        self._quantum[stage] = Nanos(max(QUANTUM_MIN, took))
 
     def idle_lanes(self) -> list[str]:
-        return [lane for lane in self._offers if lane not in self._busy and self._offers[lane]]
+        """Lanes with nothing to do and something offered."""
+        return [lane for lane in self._stages_of if lane not in self._busy and self._accounts[lane].wanted]
 
-    def ranked(self, lane: str, now: Nanos, pool_share: float) -> list[Work]:
-        """Offers of one lane, most urgent first."""
-        return sorted(self._offers[lane].values(), key=lambda work: self._policy.rank(work, now, pool_share))
+    def urgent(self, lane: str, now: Nanos) -> Generator[Work, None, None]:
+        """Offers of one lane, most urgent first, each once. Offers may be replaced meanwhile; close it when done."""
+        self._refresh(lane, now)
+        return self._scan([self._orders[stage] for stage in self._stages_of[lane]])
 
-    def begin(self, work: WorkId, stage: str) -> None:
+    def beside(self, stage: str) -> Generator[Work, None, None]:
+        """Offers of one stage, most urgent first, to share a launch that has its first row."""
+        return self._scan([self._orders[stage]])
+
+    def _scan(self, orders: Sequence[Agenda[OfferId]]) -> Generator[Work, None, None]:
+        seen: set[OfferId] = set()
+        lifted = []
+        try:
+            while True:
+                heads = [(head, order) for order in orders if (head := order.first()) is not None]
+                if not heads:
+                    return
+                _, order = min(heads, key=lambda pair: pair[0][0])
+                entry = order.lift()
+                lifted.append((order, entry))
+                name = entry[2]
+                if name not in seen:
+                    seen.add(name)
+                    yield self._held[name[0]][name]
+        finally:
+            for order, entry in lifted:
+                order.lower(entry)
+
+    # Running ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, work: WorkId, stage: str, owners: Sequence[tuple[SessionId, int]] = ()) -> str:
+        """A launch was ordered; `owners` are its sessions with their weights. Returns the lane."""
         lane = self._lane_of[stage]
-        self._running[work] = lane
-        self._busy.add(lane)
-
-    def end(self, work: WorkId) -> str:
-        """The lane that is idle now."""
-        lane = self._running.pop(work)
-        self._busy.discard(lane)
+        self._running[work] = _Running(lane, stage, tuple(owners))
+        self._busy[lane] = self._busy.get(lane, 0) + 1
         return lane
+
+    def end(self, work: WorkId, took: Nanos) -> tuple[str, str]:
+        """A launch has come back; its rows share the time it took. Returns (lane, stage)."""
+        running = self._running.pop(work)
+        self._busy[running.lane] -= 1
+        if not self._busy[running.lane]:
+            del self._busy[running.lane]
+        for session, weight in running.owners:
+            self._accounts[running.lane].charge(session, took / len(running.owners) / max(1, weight))
+        return running.lane, running.stage
 
     @property
     def running_count(self) -> int:
         return len(self._running)
+
+    def waiting(self) -> Iterator[Work]:
+        """Everything that is offered and not launched."""
+        for works in self._held.values():
+            yield from works.values()

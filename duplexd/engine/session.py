@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -20,7 +21,8 @@ from duplexd.engine.bargein import BargeInRule, Decision, VoiceView, content_wor
 from duplexd.engine.chunk import Chunk, ChunkState, ChunkTable
 from duplexd.engine.clause import halves
 from duplexd.engine.dialogue import Context, Dialogue
-from duplexd.engine.monitor import Monitor
+from duplexd.engine.monitor import Monitor, SessionPressure
+from duplexd.engine.policy import Gate, SchedulingPolicy
 from duplexd.engine.reply import PlacedWord, Reply, SpokenClause, spoken_words
 from duplexd.engine.speculation import Likelihood, Speculation, SpeculationTunables, likelihood_of_end
 from duplexd.engine.stores import Stores
@@ -85,6 +87,7 @@ from duplexd.units import (
     Nanos,
     Span,
     Ticks,
+    nanos_from_ticks,
     samples_from_ticks,
     ticks_from_ms,
     ticks_from_nanos,
@@ -99,6 +102,8 @@ THINK_FAILURES_MAX = 3
 TURNS_WAITING_MAX = 4
 WORDS_FORGOTTEN = 64  #: of a turn that is too long: many at once, since all behind them are prefilled again
 FINAL_AFTER = ticks_from_ms(160)  #: without a judge: silence after which the words are taken as complete
+#: A frame of 20 ms is on its way to the transport while the next is asked for, and a report may err by as much.
+PACE_MARGIN = ticks_from_ms(40)
 IDLE_UTTERANCE_MAX = ticks_from_ms(1000)  #: a hint of a voice that no block confirmed by then was none
 
 
@@ -135,18 +140,18 @@ class Pace:
         self._floor = floor
         self._ceiling = ceiling
         self._lately: deque[Ticks] = deque(maxlen=16)
+        self.worst = Ticks(max(floor, PACE_MARGIN))
 
     def note(self, took: Ticks) -> None:
         self._lately.append(took)
-
-    @property
-    def worst(self) -> Ticks:
-        # A frame of 20 ms is on its way to the transport while the next is asked for, and a report may err by as much.
-        return Ticks(min(self._ceiling, max(self._floor, max(self._lately, default=Ticks(0)) + ticks_from_ms(40))))
+        self.worst = Ticks(min(self._ceiling, max(self._floor, max(self._lately) + PACE_MARGIN)))
 
 
 class Session:
-    """State of one session. `emit` takes news for the front end; it must not call back."""
+    """State of one session. `emit` takes news for the front end; it must not call back.
+
+    `policy` says how far stages run ahead of the ear, how far delivery does, and how long chunks are.
+    """
 
     def __init__(
         self,
@@ -155,6 +160,7 @@ class Session:
         plan: ModelPlan,
         stores: Stores,
         monitor: Monitor,
+        policy: SchedulingPolicy,
         emit: Callable[[Any], None],
         endpoint: EndpointRule,
         barge_in: BargeInRule,
@@ -170,6 +176,7 @@ class Session:
         self._plan = plan
         self._stores = stores
         self._monitor = monitor
+        self._policy = policy
         self._emit = emit
         self._endpoint = endpoint
         self._rule = barge_in
@@ -207,6 +214,10 @@ class Session:
         self.input_end = Ticks(0)
         self.waiting: deque[tuple[str, Nanos]] = deque()  #: whole turns that came while a reply could not be cut
         self._to_copy: deque[MediaArrived] = deque()
+        self._made: deque[Chunk] = deque()  #: chunks that are made and not handed over; each holds an output slot
+        self._chunk_at: Nanos | None = None  #: when the next chunk may start, as `wanted` found last
+        self.wants_slot = False  #: a chunk could start if an output slot were free
+        self.interrupted_at: Nanos | None = None
         self._flights: dict[WorkId, Flight] = {}
         self._busy: dict[Role, int] = {}
         self._response = 0
@@ -250,6 +261,7 @@ class Session:
             self._speculations_left = self._speculating.turn_max
             self._early_left = self._speculating.early_max
             self.turn = TurnId(self.turn + 1)
+            self._monitor.note(now, self.id, "voice_started", fact.at)
         if self.reply is None or not self.allow_barge_in:
             if fact.hold:
                 self._emit(ResumePlayback(self.id, fact.hold, self.timeline.epoch))
@@ -543,22 +555,38 @@ class Session:
         assert reply is not None
         self._chunk_pace.note(ticks_from_nanos(now - flight.launched_at))
         self.chunks.move(chunk, ChunkState.READY)
+        chunk.samples = result.samples
+        self._made.append(chunk)
+        reply.chunks_made += 1
         reply.spoken[0].chunks_open -= 1
         self._release_clauses(reply)
-        if self.speculation is not None:
-            self.speculation.ready.append((chunk, result.samples))
-        else:
-            self._publish(chunk, reply, result.samples, now)
+        self._deliver(now)
+
+    def _deliver(self, now: Nanos) -> None:
+        """Hand over what is made, no further ahead of the ear than the policy says."""
+        while self.reply is not None and (at := self._next_delivery_at(now)) is not None and at <= now:
+            self._publish(self._made.popleft(), self.reply, now)
+
+    def _next_delivery_at(self, now: Nanos) -> Nanos | None:
+        """When the oldest chunk that is made may be handed over; None while there is none, or nothing plays."""
+        if not self._made:
+            return None
+        chunk = self._made[0]
+        # A chunk that is longer than the bound goes when all before it was heard, or it would never go.
+        ahead = Ticks(max(self._policy.delivers_ahead, chunk.span.length))
+        return self.timeline.reenters_budget_at(chunk.span.end, ahead, now)
 
     def _retire_chunk(self, chunk: Chunk) -> None:
         """The work that was writing it has come back: nobody holds its slot any more."""
         if chunk.slot >= 0:
             self._stores.out_slots.append(chunk.slot)
             chunk.slot = -1
-        if chunk.state in (ChunkState.RETIRING, ChunkState.RUNNING):
+        if chunk.state is not ChunkState.DISCARDED:
             self.chunks.move(chunk, ChunkState.DISCARDED)
 
-    def _publish(self, chunk: Chunk, reply: Reply, samples: int, now: Nanos) -> None:
+    def _publish(self, chunk: Chunk, reply: Reply, now: Nanos) -> None:
+        if reply.chunks_published and (late := self.timeline.silent_for(now)):
+            self._monitor.late(now, self.id, late)
         self.chunks.move(chunk, ChunkState.PUBLISHED)
         self.timeline.published = chunk.span.end
         if reply.published_at == 0:
@@ -581,7 +609,7 @@ class Session:
             )
         reply.chunks_published += 1
         self._sequence += 1
-        last = reply.all_planned
+        last = reply.all_planned and not self._made
         self._emit(
             PublishChunk(
                 self.id,
@@ -590,7 +618,7 @@ class Session:
                 chunk.epoch,
                 chunk.span,
                 chunk.slot,
-                samples,
+                chunk.samples,
                 last,
                 self._sequence,
             )
@@ -836,6 +864,7 @@ class Session:
         speculation, self.speculation = self.speculation, None
         if speculation is None:
             return
+        self._made.clear()
         for chunk in self.chunks.forget_unpublished():
             self._monitor.count("speculative_us_discarded", chunk.span.length * 1000 // ticks_from_ms(1))
             if chunk.state is ChunkState.DISCARDED and chunk.slot >= 0:
@@ -857,8 +886,7 @@ class Session:
             self._move_reply(ResponseState.RUNNING)
         if reply.words:
             self._emit_words(reply, 0, reply.words)
-        for chunk, samples in speculation.ready:
-            self._publish(chunk, reply, samples, now)
+        self._deliver(now)
         self._complete_if_over(now)
 
     # Interruption --------------------------------------------------------------------------------------------------
@@ -907,6 +935,7 @@ class Session:
         self.timeline.held = False
         self.timeline.reported_at = now
         self._monitor.count("false_alarms")
+        self._monitor.note(now, self.id, "resumed")
         spoken = self._drop_utterance()
         if spoken:
             self._emit(UserWords(self.id, self.turn, spoken, len(spoken), True))
@@ -969,6 +998,8 @@ class Session:
         self._emit_response("interrupted")
         self._adopt(branch, reply, heard, now)
         self._monitor.count("interruptions")
+        self._monitor.note(now, self.id, "interrupted", at)
+        self.interrupted_at = now
 
     def _adopt(self, branch: Context | None, reply: Reply, heard: int, now: Nanos) -> None:
         """The branch, which holds what was heard and what the person said since, becomes the trunk."""
@@ -980,6 +1011,7 @@ class Session:
 
     def _cut_timeline(self, at: Ticks, *, hold: int, now: Nanos) -> None:
         dropped = self.chunks.interrupt(at)
+        self._made.clear()
         for chunk in dropped:
             if chunk.state is ChunkState.DISCARDED and chunk.slot >= 0:
                 self._stores.out_slots.append(chunk.slot)
@@ -1013,6 +1045,7 @@ class Session:
         ended_at = utterance.voiced_at
         text = self._drop_utterance()
         self._monitor.count("turns")
+        self._monitor.note(now, self.id, "turn_ended", ended_at)
         if not text:
             self._monitor.count("turns_without_words")
             self._drop_speculation()
@@ -1048,6 +1081,7 @@ class Session:
             self._end_turn(now)
         elif self.reply is None:
             self._speculate(now)
+        self._deliver(now)
         reply = self.reply
         if reply is not None and self._too_late(reply, now):
             self._fail_reply("no sound within the response deadline", now)
@@ -1065,7 +1099,7 @@ class Session:
         return deadline > 0 and reply.published_at == 0 and now >= reply.accepted_at + deadline
 
     def timer(self, now: Nanos) -> Nanos | None:
-        """When this session wants to be looked at again without an event."""
+        """When this session wants to be looked at again without an event; asked after `wanted`."""
         times = []
         if self.contest is not None and not self.contest.answered:
             times.append(self.contest.answer_by)
@@ -1075,9 +1109,7 @@ class Session:
                 times.append(Nanos(reply.accepted_at + self.response_deadline))
             if not self.has_place:
                 times.append(Nanos(reply.accepted_at + self._place_wait))
-            at = self._next_chunk_at(reply, now)
-            if at is not None:
-                times.append(at)
+            times += [at for at in (self._chunk_at, self._next_delivery_at(now)) if at is not None]
         # What has passed was decided in `settle`: a timer in the past would spin for ever.
         return min((at for at in times if at > now), default=None)
 
@@ -1102,6 +1134,7 @@ class Session:
 
     def wanted(self, now: Nanos) -> list[Work]:
         """Work that could start now, at most one piece a stage. O(1)."""
+        self.wants_slot, self._chunk_at = False, None
         works = [] if self.closed else list(self._offers(now))
         offered = {work.role for work in works}
         for role in [r for r in self._ready_since if r not in offered]:
@@ -1134,21 +1167,29 @@ class Session:
         return self._making
 
     def _work(self, role: Role, need: Need, now: Nanos) -> Work:
-        reply = self.reply
-        playback = self.timeline.playback(now)
+        reply, stage = self.reply, self._plan.need(role).name
+        started = reply is not None and reply.published_at > 0
+        made = self._made_until(role)
         return Work(
             session=self.id,
-            stage=self._plan.need(role).name,
+            stage=stage,
             role=role,
             need=need,
             ready_at=self._ready_since.setdefault(role, now),
-            started=reply is not None and reply.published_at > 0,
-            buffer=Ticks(self.timeline.published - playback),
-            deadline=self.timeline.deadline(self.timeline.published, now),
+            started=started,
+            silence_at=None if self.timeline.assumed else self.timeline.silence_at(made, now),
+            sent_silence_at=Nanos(reply.published_at + nanos_from_ticks(made - reply.start))
+            if reply is not None and started
+            else None,
+            after=self._monitor.times.after(stage),
             priority=self.priority,
-            measured=not self.timeline.assumed,
             pool_share=self._stores.pool_share(len(self.context.ids)),
         )
+
+    def _made_until(self, role: Role) -> Ticks:
+        """End of what a stage has made, as far as its length is known: a clause that was not spoken yet has none."""
+        making = self._making
+        return self.timeline.generation if making is None or role is Role.RENDER else making.talked_until
 
     def _listen_window(self) -> ListenWindow | None:
         utterance = self.utterance
@@ -1183,8 +1224,16 @@ class Session:
         """Upstream stages have the same budget in playback seconds, from one worst-case unit ahead (DESIGN §5 rule
         1).
         """
-        ahead = reply.talked_until + len(reply.to_talk) * self._plan.clause_max - self.timeline.playback(now)
-        return ahead > self._budget(reply) + self._clause_pace.worst
+        return not self._upstream_may(Role.THINK, reply, Ticks(len(reply.to_talk) * self._plan.clause_max), now)
+
+    def _upstream_may(self, role: Role, reply: Reply, pending: Ticks, now: Nanos) -> bool:
+        """Whether one more clause, of the worst length, stays within the lookahead; `pending` are not spoken yet."""
+        unit = self._plan.clause_max
+        limit = self._policy.lookahead(
+            Gate(role, unit, Ticks(self._budget(reply, now) + self._clause_pace.worst + unit))
+        )
+        ahead = reply.talked_until + pending + unit - self.timeline.playback(now)
+        return limit is None or ahead <= limit
 
     def _wants_thought(self, reply: Reply, now: Nanos) -> bool:
         if reply.thought or self._busy.get(Role.THINK) or not self.has_place:
@@ -1196,51 +1245,61 @@ class Session:
     def _wants_talk(self, reply: Reply, now: Nanos) -> bool:
         if not reply.to_talk or self._busy.get(Role.TALK) or not self._stores.latents_free(self.id):
             return False
-        ahead = reply.talked_until - self.timeline.playback(now)
-        return not reply.words or ahead <= self._budget(reply) + self._clause_pace.worst
+        return not reply.words or self._upstream_may(Role.TALK, reply, Ticks(0), now)
 
-    def _budget(self, reply: Reply) -> Ticks:
-        return self.timeline.budget(self._ramp(reply.chunks_published), self._chunk_pace.worst)
+    def _budget(self, reply: Reply, now: Nanos) -> Ticks:
+        return self.timeline.budget(self._chunk_aim(reply, now), self._chunk_pace.worst)
+
+    def _chunk_aim(self, reply: Reply, now: Nanos) -> Ticks:
+        """Length of the next chunk: no more than the playback that is left while it is made, so that it grows from the
+        smallest to the longest as the buffer does. Without a measured position, the ramp of the plan.
+        """
+        ramp, grain = self._plan.chunk_ramp, self._plan.grain
+        if not self._policy.sizes_chunks or self.timeline.assumed or reply.chunks_made == 0:
+            return self._ramp(reply.chunks_made)
+        left = self.timeline.generation - self.timeline.playback(now)
+        return Ticks(min(max(ramp), max(min(ramp), left // grain * grain)))
 
     def _ramp(self, index: int) -> Ticks:
         ramp = self._plan.chunk_ramp
         return ramp[min(index, len(ramp) - 1)]
 
-    def _chunk_length(self, reply: Reply, spoken: SpokenClause) -> Ticks:
+    def _chunk_length(self, reply: Reply, spoken: SpokenClause, now: Nanos) -> Ticks:
         left = spoken.length - spoken.planned
-        length = self._ramp(reply.chunks_published)
+        length = self._chunk_aim(reply, now)
         # A crumb at the end of a clause costs a launch for nothing: it goes with the chunk before it.
         return Ticks(left if left - length < 4 * self._plan.grain else length)
 
     def _wants_chunk(self, reply: Reply, now: Nanos) -> bool:
-        at = self._next_chunk_at(reply, now)
+        at = self._chunk_at = self._next_chunk_at(reply, now)
+        if at is None or at > now or self.chunks.full:
+            return False
         free = len(self._stores.out_slots)
         # Half of the slots are kept from what may never be heard, or suspicion would silence whoever speaks.
-        return (
-            at is not None
-            and at <= now
-            and (free > 0 if self.speculation is None else 2 * free > self._stores.out_slots_count)
-        )
+        self.wants_slot = not free or (self.speculation is not None and 2 * free <= self._stores.out_slots_count)
+        return not self.wants_slot
 
     def _next_chunk_at(self, reply: Reply, now: Nanos) -> Nanos | None:
         """When the next chunk may start; None while there is none or one is being made."""
         spoken = reply.unplanned()
         if spoken is None or self._busy.get(Role.RENDER):
             return None
-        length = self._chunk_length(reply, spoken)
+        length = self._chunk_length(reply, spoken, now)
         end = Ticks(spoken.start + spoken.planned + length)
-        return self.timeline.reenters_budget_at(end, self.timeline.budget(length, self._chunk_pace.worst), now)
+        budget = self.timeline.budget(length, self._chunk_pace.worst)
+        limit = self._policy.lookahead(Gate(Role.RENDER, self._plan.chunk_ramp[-1], budget))
+        return now if limit is None else self.timeline.reenters_budget_at(end, limit, now)
 
     # Launching -----------------------------------------------------------------------------------------------------
 
     def launch(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
         """Turn an offer into an order; None when memory is short, which is counted and tried again."""
-        self._ready_since.pop(work.role, None)
         reply = self._making if work.need in (Need.CHUNK, Need.SPECULATION) else None
         job, detail = self._job(work, reply, work_id, now)
         if job is None:
             self._monitor.count("launches_short_of_memory")
             return None
+        self._ready_since.pop(work.role, None)
         self._flights[work_id] = Flight(work.role, self.timeline.epoch, now, detail, reply)
         self._busy[work.role] = self._busy.get(work.role, 0) + 1
         return Launch(work_id, work.stage, tuple(job) if isinstance(job, list) else (job,))
@@ -1258,9 +1317,11 @@ class Session:
             case Role.TALK:
                 return self._talk_job(reply)
             case Role.RENDER:
-                return self._render_job(reply)
+                return self._render_job(reply, now)
             case Role.MOVE:
                 raise ValueError(f"session {self.id} orders no copies between tiers; the core does")
+            case Role.GENERATE | Role.REFINE | Role.DECODE:
+                raise ValueError(f"session {self.id} has no face; its plan has no stage for {work.role.value}")
 
     def _who(self, chunk: ChunkId = ChunkId(0)) -> dict[str, Any]:
         return {
@@ -1346,12 +1407,12 @@ class Session:
         job = TalkJob(**self._who(), text=clause.text, latents=lease.slot, first=clause.index == 0)
         return job, (lease, clause)
 
-    def _render_job(self, reply: Reply | None) -> tuple[Any, Any]:
+    def _render_job(self, reply: Reply | None, now: Nanos) -> tuple[Any, Any]:
         assert reply is not None
         spoken = reply.unplanned()
         if spoken is None or not self._stores.out_slots:
             return None, None
-        length = self._chunk_length(reply, spoken)
+        length = self._chunk_length(reply, spoken, now)
         start = Ticks(spoken.start + spoken.planned)
         chunk = self.chunks.plan(
             epoch=self.timeline.epoch,
@@ -1383,9 +1444,30 @@ class Session:
     # Leaving -------------------------------------------------------------------------------------------------------
 
     def progress(self, now: Nanos) -> Progress:
-        budget = self._budget(self.reply) if self.reply is not None else Ticks(0)
+        budget = self._budget(self.reply, now) if self.reply is not None else Ticks(0)
         t = self.timeline
         return Progress(self.id, t.epoch, t.generation, t.playback(now), budget, t.assumed)
+
+    def pressure(self, now: Nanos) -> SessionPressure:
+        """This session as policies see it."""
+        reply, playback = self.reply, self.timeline.playback(now)
+        buffers = {
+            spec.name: Ticks(max(0, self._made_until(spec.role) - playback))
+            for role in (Role.THINK, Role.TALK, Role.RENDER)
+            if (spec := self._plan.stage(role)) is not None
+        }
+        return SessionPressure(
+            session=self.id,
+            epoch=self.timeline.epoch,
+            playback=playback,
+            generation=self.timeline.generation,
+            measured=not self.timeline.assumed,
+            person_speaks=self.utterance is not None,
+            interrupted_at=self.interrupted_at,
+            replies=reply is not None,
+            started=reply is not None and reply.published_at > 0,
+            buffers=MappingProxyType(buffers),
+        )
 
     def _enter(self, state: TurnState) -> None:
         if state is not self.state:
@@ -1403,6 +1485,8 @@ class Session:
             self.reply = None
         self._drop_branch()
         self.contest = None
+        while self._made:
+            self._retire_chunk(self._made.popleft())
         fences = tuple(FenceId(work) for work in self._flights)
         self.context.close()
         self._stores.close_session(self.id, after=fences)

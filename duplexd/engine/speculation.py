@@ -5,7 +5,7 @@
    must not be attended to; a guess is made only while there is none.
 2. It is worth something for exactly one wording. When the turn ends with these words it becomes the reply; the person
    who goes on speaking, or words that are understood differently, end it.
-3. Until then nothing of it leaves the session: no response, no word, no sound. What is made waits in `ready`.
+3. Until then nothing of it leaves the session: no response, no word, no sound. What is made waits.
 4. It makes at most its first clause.
 """
 
@@ -15,7 +15,6 @@ from enum import Enum
 
 import msgspec
 
-from duplexd.engine.chunk import Chunk
 from duplexd.engine.dialogue import Dialogue
 from duplexd.engine.reply import Reply
 from duplexd.engine.utterance import LATE_RELEASE_MAX, Utterance, wording
@@ -42,7 +41,6 @@ class Speculation(msgspec.Struct):
     text: str
     reply: Reply
     dialogue: Dialogue  #: what the session's would be
-    ready: list[tuple[Chunk, int]] = []  #: chunks made and their samples, in order
 
     def answers(self, text: str) -> bool:
         """The same words."""

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from duplexd.ids import Epoch
 from duplexd.messages import CursorReported
 from duplexd.units import Nanos, Ticks, nanos_from_ticks, ticks_from_ms, ticks_from_nanos
@@ -30,8 +32,8 @@ class Timeline:
         self.buffer = Ticks(0)
         self.assumed = True  #: no measured report has come in this epoch
         self.held = False
-        self._ages: list[int] = []
-        self._reports_kept = reports_kept
+        self._ages: deque[int] = deque(maxlen=reports_kept)
+        self._age_p99 = ticks_from_ms(200)  #: of a listener who has not reported yet
         self.reports_ignored = 0
 
     # what came in --------------------------------------------------------------------------------------------------
@@ -47,7 +49,8 @@ class Timeline:
         self.reported_at = Nanos(min(fact.cursor.observed_at, now))
         self.bound, self.buffer, self.assumed = fact.bound, fact.buffer, fact.assumed
         self._ages.append(max(0, fact.age))
-        del self._ages[: -self._reports_kept]
+        ages = sorted(self._ages)
+        self._age_p99 = ticks_from_nanos(ages[min(len(ages) - 1, len(ages) * 99 // 100)])
         return True
 
     def settle(self, position: Ticks, now: Nanos) -> None:
@@ -61,7 +64,7 @@ class Timeline:
         """Where the ear is, extrapolated since the last report; never past what was published."""
         if self.held or self.reported >= self.published:
             return self.reported
-        elapsed = min(ticks_from_nanos(max(0, now - self.reported_at)), EXTRAPOLATE_MAX)
+        elapsed = min(self._extrapolated(now), EXTRAPOLATE_MAX)
         return Ticks(min(self.reported + elapsed, self.published))
 
     @property
@@ -75,9 +78,7 @@ class Timeline:
         `making` is how long the chunk takes to be made: started later than that, it comes after the transport has run
         dry, whatever still lies in the client's buffer.
         """
-        ages = sorted(self._ages)
-        age = ticks_from_nanos(ages[min(len(ages) - 1, len(ages) * 99 // 100)]) if ages else ticks_from_ms(200)
-        return Ticks(min(BUDGET_MAX, max(BUDGET_MIN, chunk + self.buffer + age + making)))
+        return Ticks(min(BUDGET_MAX, max(BUDGET_MIN, chunk + self.buffer + self._age_p99 + making)))
 
     def reenters_budget_at(self, end: Ticks, budget: Ticks, now: Nanos) -> Nanos | None:
         """When a chunk that ends at `end` fits the budget, if playback goes on as it does; None if it never will."""
@@ -88,9 +89,21 @@ class Timeline:
             return None
         return Nanos(now + nanos_from_ticks(short) + 1)
 
-    def deadline(self, start: Ticks, now: Nanos) -> Nanos:
-        """When silence would start if the chunk at `start` were not there yet."""
-        return Nanos(now + nanos_from_ticks(max(0, start - self.playback(now))))
+    def silence_at(self, made: Ticks, now: Nanos) -> Nanos:
+        """When silence would start if nothing came after `made`; while playback goes on, the same at any `now`."""
+        playback = self.playback(now)
+        if self.held or playback >= self.published or self._extrapolated(now) >= EXTRAPOLATE_MAX:
+            return Nanos(now + nanos_from_ticks(max(0, made - playback)))
+        return Nanos(self.reported_at + nanos_from_ticks(max(0, made - self.reported)))
+
+    def silent_for(self, now: Nanos) -> Nanos:
+        """How long ago all that was published had been heard; 0 while some of it has not, or nothing may play."""
+        if self.held:
+            return Nanos(0)
+        return Nanos(max(0, now - self.reported_at - nanos_from_ticks(self.published - self.reported)))
+
+    def _extrapolated(self, now: Nanos) -> Ticks:
+        return ticks_from_nanos(max(0, now - self.reported_at))
 
     # orders --------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import msgspec
 
 from duplexd.ids import SessionId, WorkId
 from duplexd.streams.stage import Role
-from duplexd.units import Nanos, Ticks
+from duplexd.units import Nanos
 
 
 class Need(IntEnum):
@@ -20,23 +20,43 @@ class Need(IntEnum):
     TURN = 2  #: the rest of what the person said: a reply waits for it
     SPECULATION = 3  #: a step towards a reply that may never be wanted
 
+    __hash__ = int.__hash__  # Enum hashes names, in Python; offers are named by need.
+
 
 #: Nobody waits for it yet: it never makes a launch longer that somebody does wait for.
 PATIENT = frozenset((Need.INPUT, Need.SPECULATION))
 
 
 class Work(msgspec.Struct, frozen=True):
+    """One offer. Nothing in it changes with the clock alone: an offer stays as it is until its session changes."""
+
     session: SessionId
     stage: str
     role: Role
     need: Need
     ready_at: Nanos  #: when it first could have run
-    started: bool  #: the reply's first chunk has been published
-    buffer: Ticks  #: published and not yet heard
-    deadline: Nanos  #: when silence starts without it
-    priority: int
-    measured: bool  #: playback is measured or assumed, not unknown: without it the interaction order is off
-    pool_share: float = 0.0  #: share of the page pool this session holds
+    started: bool = False  #: the reply's first chunk has been published
+    silence_at: Nanos | None = None  #: when all that this stage has made will have been heard; None: nobody knows
+    sent_silence_at: Nanos | None = (
+        None  #: the same by the server's clock alone, as if all had played since it was sent
+    )
+    after: Nanos | None = None  #: time of the stages after it; None: not measured yet
+    priority: int = 1
+    pool_share: float | None = None  #: share of the page pool this session holds; None: not known
+
+    @property
+    def deadline(self) -> Nanos | None:
+        """When it must have ended: the last of its sound has been heard, and what follows it is still to be done."""
+        return _before(self.silence_at, self.after)
+
+    @property
+    def sent_deadline(self) -> Nanos | None:
+        """The deadline by the server's clock alone."""
+        return _before(self.sent_silence_at, self.after)
+
+
+def _before(silence: Nanos | None, after: Nanos | None) -> Nanos | None:
+    return None if silence is None else Nanos(silence - (after or 0))
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -97,11 +97,12 @@ class ModelPlan:
         self.voice = voice  #: what tells voice in the person's audio: "silero" or "energy"
         self.weights_bytes = weights_bytes  #: of weights that lie beside the arena, as far as headers and files tell
         self.weights_held = weights_held  #: which these are and why, in words
+        self._by_role = {spec.role: spec for spec in reversed(stages)}
         _check(self)
 
     def stage(self, role: Role) -> StageSpec | None:
         """The stage that plays a role, or None when this family has none."""
-        return next((spec for spec in self.stages.values() if spec.role is role), None)
+        return self._by_role.get(role)
 
     def need(self, role: Role) -> StageSpec:
         spec = self.stage(role)

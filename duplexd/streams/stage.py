@@ -16,7 +16,7 @@ import msgspec
 
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId, SlotId
 from duplexd.memory.pages import FoldTokens
-from duplexd.units import Ticks
+from duplexd.units import Span, Ticks
 
 
 class PayloadKind(Enum):
@@ -42,7 +42,13 @@ class Role(Enum):
     THINK = "think"  #: tokens in (prefill), tokens out (decode), one growing context
     TALK = "talk"  #: a clause of text -> latents and the span of every word
     RENDER = "render"  #: latents -> one chunk of PCM in an output slot
+    GENERATE = "generate"  #: conditions -> a noisy chunk of the face, on the noisy history
+    REFINE = "refine"  #: a noisy chunk -> a clean one, on the clean history
+    DECODE = "decode"  #: a clean chunk -> frames
     MOVE = "move"  #: pages of a context between the arena and host memory
+
+    # Members are singletons. Enum hashes names, in Python, and every offer is looked up by its role several times.
+    __hash__ = object.__hash__
 
 
 class Cut(Enum):
@@ -135,6 +141,14 @@ class RenderJob(Job, frozen=True, tag=True):
     length: Ticks
     fresh: bool  #: True when the stage must not continue from `state`: first chunk of a clause
     slot: int  #: shared-memory output slot to fill with int16 PCM
+
+
+class FaceJob(Job, frozen=True, tag=True):
+    """One stage's share of one chunk of the face: the generator's, the refiner's or the decoder's."""
+
+    span: Span  #: on the face's output timeline
+    steps: int  #: denoising steps, as the fidelity of the moment has it
+    window: int  #: finished chunks that are read
 
 
 class MoveJob(Job, frozen=True, tag=True):

@@ -24,7 +24,7 @@ import msgspec
 
 from duplexd import clock
 from duplexd.channel import Channel, MediaShape, SharedMedia
-from duplexd.config import Config
+from duplexd.config import Config, named_options
 from duplexd.errors import ChannelClosed, ChannelFull
 from duplexd.messages import EngineReady, FreeSlots, MediaArrived, Metrics, SessionBytes, pack, unpack_news
 from duplexd.units import BLOCK_SAMPLES, NANOS_PER_SECOND, Nanos
@@ -123,7 +123,9 @@ class Supervisor:
                 "sessions_max": config.sessions_max,
                 "sessions_resident": config.sessions_resident,
                 "place_wait_ms": config.place_wait_ms,
+                "lanes_target": config.lanes_target,
                 "policy": config.policy,
+                "policy_options": named_options(config.policy_options),
                 "device": config.device,
                 "speculation": config.speculation,
                 "model_options": options,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,7 +41,7 @@ def beep(length_ms: float, level: int = 8000) -> NDArray[np.int16]:
 
 
 class Simulation:
-    """One engine in virtual time. Say what happens when, then `run`."""
+    """One engine in virtual time. Say what happens when, then `run`. `rows`: of one talk or render launch."""
 
     def __init__(
         self,
@@ -52,9 +53,14 @@ class Simulation:
         place_wait_ms: float = 3000.0,
         policy: str = "interaction",
         speculation: bool = True,
+        policy_options: dict[str, str] | None = None,
+        rows: int = 1,
+        lanes_target: float = 0.7,
         fails: Callable[[Launch], str] | None = None,
     ) -> None:
         self.plan = clock_plan()
+        for name in ("talk", "render"):
+            self.plan.stages[name] = msgspec.structs.replace(self.plan.stages[name], batch_max=rows)
         layout = layout_of(self.plan, sessions_max, sessions_resident)
         media = MediaShape(in_slots=64, in_samples=512, out_slots=8 * sessions_max, out_samples=RATE)
         config = EngineConfig(
@@ -65,6 +71,8 @@ class Simulation:
             place_wait_ms=place_wait_ms,
             policy=policy,
             speculation=speculation,
+            policy_options=policy_options or {},
+            lanes_target=lanes_target,
         )
         self.core: EngineCore = core_of(config, self.plan, layout)
         self.arena = Arena(layout)

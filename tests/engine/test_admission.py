@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from duplexd.engine.admission import LOAD_MAX, places_of
+import pytest
+
+from duplexd.engine.admission import LOAD_MAX, Aimd, Fidelity, Ladder, Places, places_of, taken
 from duplexd.streams.stage import CostModel, PayloadKind, Role, StageSpec
 
 
@@ -33,3 +35,99 @@ def test_lanes_of_a_cpu_share_its_cores() -> None:
 
 def test_somebody_is_always_served() -> None:
     assert places_of([stage("think", "think", 2.0)], contexts=8, cores=1).count == 1
+
+
+# Places that follow what is measured ---------------------------------------------------------------------------------
+
+
+def aimd(*, declared: int = 10, contexts: int = 16, target: float = 0.7) -> tuple[Aimd, Places]:
+    places = Places(declared, "lane voice has time for 10")
+    return Aimd(places, contexts=contexts, target=target), places
+
+
+def look(rule: Aimd, places: Places, utilisation: float | None, **facts: int) -> Places:
+    return rule.look(places, utilisation=utilisation, **({"harmed": 0, "seated": 10, "waiting": 0} | facts))
+
+
+def test_places_shrink_by_a_tenth_when_lanes_are_full_and_somebody_was_served_late() -> None:
+    rule, places = aimd()
+    shrunk = look(rule, places, 0.71, harmed=1)
+
+    assert (shrunk.count, shrunk.shortage) == (9, "the lanes, as measured, have time for 9")
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "harmed"), [(0.99, 0), (0.69, 5), (None, 5)], ids=["late for nobody", "there is time", "unmeasured"]
+)
+def test_places_stay_unless_both_say_so(utilisation: float | None, harmed: int) -> None:
+    rule, places = aimd()
+
+    assert look(rule, places, utilisation, harmed=harmed) is places
+
+
+def test_a_retreat_counts_from_the_places_in_use() -> None:
+    """Three of ten talk and are late: two, not nine."""
+    rule, places = aimd()
+
+    assert look(rule, places, 0.9, harmed=1, seated=3).count == 2
+
+
+def test_there_is_always_one_place() -> None:
+    rule, places = aimd(declared=2)
+    for _ in range(40):
+        places = look(rule, places, 1.0, harmed=9, seated=places.count)
+
+    assert places.count == 1
+
+
+def test_a_retreat_waits_for_its_effect_before_the_next() -> None:
+    rule, places = aimd()
+    counts = []
+    for _ in range(11):
+        places = look(rule, places, 0.9, harmed=1, seated=places.count)
+        counts.append(places.count)
+
+    assert counts == [9] * 5 + [8] * 5 + [7]
+
+
+def test_places_grow_one_by_one_while_somebody_waits_up_to_what_memory_holds() -> None:
+    rule, places = aimd(declared=14)
+    assert look(rule, places, 0.5, waiting=0) is places
+    counts = []
+    for _ in range(4):
+        places = look(rule, places, 0.5, waiting=3)
+        counts.append(places.count)
+
+    assert counts == [15, 16, 16, 16]
+
+
+def test_a_target_of_zero_leaves_places_as_declared() -> None:
+    rule, places = aimd(target=0.0)
+
+    assert look(rule, places, 1.0, harmed=9) is places
+    assert look(rule, places, 0.0, waiting=9) is places
+
+
+def test_the_scarcest_is_a_lane_or_all_cores_together() -> None:
+    lanes = {"think": 0.5, "voice": 0.6, "listen": None}
+
+    assert taken(lanes, cores=None) == 0.6
+    assert taken(lanes, cores=1) == 1.1
+    assert taken({"think": None}, cores=2) is None
+
+
+# Fidelity ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_ladder_goes_down_under_harm_to_its_floor_and_up_when_all_is_well() -> None:
+    best, middle, floor = Fidelity(4, 6), Fidelity(3, 4), Fidelity(2, 2)
+    ladder = Ladder([best, middle, floor], patience=2)
+    seen = [ladder.look(harmed=harmed) for harmed in (0, 1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0)]
+
+    assert seen == [best, middle, floor, floor, floor, middle, middle, floor, floor, middle, middle, best]
+
+
+def test_without_a_ladder_nothing_changes() -> None:
+    ladder = Ladder([Fidelity(4, 6)])
+
+    assert [ladder.look(harmed=1) for _ in range(5)] == [Fidelity(4, 6)] * 5

@@ -10,14 +10,11 @@ from duplexd.engine.bargein import BargeInRule, BargeInTunables, Decision, Voice
 from duplexd.engine.chunk import Chunk, ChunkState, ChunkTable
 from duplexd.engine.clause import ClauseSplitter
 from duplexd.engine.dialogue import Dialogue, common_prefix
-from duplexd.engine.policy import Fcfs, Interaction
 from duplexd.engine.timeline import BUDGET_MAX, BUDGET_MIN, Timeline
 from duplexd.engine.utterance import FREEZE_AT, ListenKind, Utterance, agreed, newest
-from duplexd.engine.work import Need, Work
 from duplexd.ids import Epoch, SessionId
 from duplexd.messages import Cursor, CursorReported
 from duplexd.models.clock.language import ClockDialect
-from duplexd.streams.stage import Role
 from duplexd.units import Nanos, Span, Ticks, ticks_from_ms
 
 # Clauses ------------------------------------------------------------------------------------------------------------
@@ -409,62 +406,3 @@ def test_the_common_prefix_is_the_longest(left: list[int], right: list[int]) -> 
 
     assert left[:length] == right[:length]
     assert length == min(len(left), len(right)) or left[length] != right[length]
-
-
-# Policy -------------------------------------------------------------------------------------------------------------
-
-
-def work(session: int, **changes: object) -> Work:
-    base: dict[str, object] = {
-        "session": SessionId(session),
-        "stage": "render",
-        "role": Role.RENDER,
-        "need": Need.CHUNK,
-        "ready_at": Nanos(0),
-        "started": True,
-        "buffer": Ticks(0),
-        "deadline": Nanos(0),
-        "priority": 1,
-        "measured": True,
-    }
-    return Work(**(base | changes))  # type: ignore[arg-type]
-
-
-def order(*works: Work, now: int = 10**8, share: float = 0.5) -> list[int]:
-    policy = Interaction()
-    return [w.session for w in sorted(works, key=lambda w: policy.rank(w, Nanos(now), share))]
-
-
-def test_whoever_is_nearest_silence_goes_first_then_first_sounds_then_the_rest() -> None:
-    """U0 by buffer, U1, arriving input, U2 by how far it is ahead (DESIGN §7)."""
-    nearly_silent = work(1, buffer=ticks_from_ms(50))
-    low = work(2, buffer=ticks_from_ms(300))
-    first_sound = work(3, started=False)
-    listening = work(4, need=Need.INPUT, role=Role.THINK)
-    ahead = work(5, buffer=ticks_from_ms(800))
-    far_ahead = work(6, buffer=ticks_from_ms(1400))
-
-    assert order(far_ahead, ahead, listening, first_sound, low, nearly_silent) == [1, 2, 3, 4, 5, 6]
-
-
-def test_old_input_is_not_starved() -> None:
-    old = work(1, need=Need.INPUT, role=Role.THINK, ready_at=Nanos(0))
-    ahead = work(2, buffer=ticks_from_ms(800), ready_at=Nanos(0))
-    fresh_first_sound = work(3, started=False, ready_at=Nanos(9 * 10**8))
-
-    assert order(ahead, fresh_first_sound, old, now=10**9) == [1, 3, 2]
-
-
-def test_without_a_cursor_a_session_is_served_by_age() -> None:
-    unmeasured = work(1, measured=False, buffer=Ticks(0), ready_at=Nanos(5))
-    older = work(2, measured=False, buffer=ticks_from_ms(1400), ready_at=Nanos(1))
-
-    assert order(unmeasured, older) == [2, 1]
-
-
-def test_fcfs_knows_nothing_of_the_listener() -> None:
-    policy = Fcfs()
-    late = work(1, buffer=Ticks(0), ready_at=Nanos(2))
-    early = work(2, buffer=ticks_from_ms(1400), ready_at=Nanos(1))
-
-    assert policy.rank(early, Nanos(3), 0.5) < policy.rank(late, Nanos(3), 0.5)
