@@ -550,7 +550,7 @@ class EngineCore:
     def _look(self, now: Nanos) -> None:
         """Once a second: who starves, and how many may have a place from now on."""
         self._count_starved(now)
-        if self._admission is None:
+        if self._admission is None or not self._policy.places_follow:
             return
         harmed = self.monitor["chunks_late"] + self.monitor["works_starved"]
         places = self._admission.look(

@@ -1,12 +1,13 @@
 """Scheduling policies: one class each, chosen by name. Here, and nowhere else, engines differ in what they do first.
 
-A policy answers six questions. It sees offers (`Work`), a `Moment` and a `Load`, never a transport or a session.
+A policy answers a few questions. It sees offers (`Work`), a `Moment` and a `Load`, never a transport or a session.
 
     rank               where an offer stands among those of its lane
     may_ride           whether an offer may share the launch of a more urgent one
     lookahead          how far a stage may run ahead of the ear; None: as far as memory allows
     delivers_ahead     how far what is made may be handed over ahead of the ear
     eviction, preloads whose memory leaves first, and whether it comes back before it is needed
+    sizes_chunks       whether chunks follow the playback that is left; places_follow: whether places follow the load
     admits_speculation whether work may be done for a turn that may not have ended
 
     name              order                 lookahead   eviction   preload   like
@@ -87,6 +88,7 @@ class SchedulingPolicy(Protocol):
     delivers_ahead: Ticks
     misfit: Misfit
     sizes_chunks: bool  #: the length of a chunk follows the playback that is left; else the ramp of the plan
+    places_follow: bool  #: how many may talk at once follows what is measured (admission.py `Aimd`)
 
     def rank(self, work: Work, at: Moment) -> Rank:
         """Where one offer stands on its lane; pure."""
@@ -115,6 +117,7 @@ class Fcfs:
     delivers_ahead = DELIVERED_MAX
     misfit = Misfit.SKIP
     sizes_chunks = False
+    places_follow = False
 
     def rank(self, work: Work, at: Moment) -> Rank:
         return Rank((work.need is Need.SPECULATION, work.ready_at, work.session))
@@ -170,11 +173,11 @@ class Interaction:
     Within U0 and U1, offers that are due within one step of the stage are equal, and who had less lane time goes first.
     Within U2, who had more than the mean comes after those who had not. Each mechanism can be switched off alone.
 
-    Args:    p_safe_ms, alpha, beta: see `_barge_cost` and `_utility`.
+    Args:    p_safe_ms: so much left to play is safe; alpha, beta: weights of equation 1, see `_utility`.
              misfit: "stop" or "skip", see `Misfit`.
-             order, gate, next_use, preload, speculation, slack_chunks: False takes that mechanism away: then the order
-             is by ready age, nothing holds generation back, memory leaves by LRU, comes back when it is needed, no turn
-             is anticipated, and chunks have the lengths of the plan's ramp.
+             order, gate, next_use, preload, speculation, slack_chunks, admission: False takes that mechanism away: then
+             the order is by ready age, nothing holds generation back, memory leaves by LRU, comes back when it is
+             needed, no turn is anticipated, chunks have the lengths of the plan's ramp, and places stay as declared.
     """
 
     name = "interaction"
@@ -193,6 +196,7 @@ class Interaction:
         preload: bool = True,
         speculation: bool = True,
         slack_chunks: bool = True,
+        admission: bool = True,
     ) -> None:
         if p_safe_ms <= 0 or alpha < 0 or beta < 0:
             raise ConfigError(
@@ -208,6 +212,7 @@ class Interaction:
         self.eviction = Eviction.NEXT_USE if next_use else Eviction.LRU
         self.preloads = preload
         self.sizes_chunks = slack_chunks
+        self.places_follow = admission
         self._order = order
         self._gate = gate
         self._speculation = speculation

@@ -1251,14 +1251,16 @@ class Session:
         return self.timeline.budget(self._chunk_aim(reply, now), self._chunk_pace.worst)
 
     def _chunk_aim(self, reply: Reply, now: Nanos) -> Ticks:
-        """Length of the next chunk: no more than the playback that is left while it is made, so that it grows from the
-        smallest to the longest as the buffer does. Without a measured position, the ramp of the plan.
+        """Length of the next chunk: what is left to play while it is made, so that it grows from the smallest to the
+        longest as the buffer does; nor less than making it takes, or a slow stage would never catch up. Without a
+        measured position, the ramp of the plan.
         """
         ramp, grain = self._plan.chunk_ramp, self._plan.grain
         if not self._policy.sizes_chunks or self.timeline.assumed or reply.chunks_made == 0:
             return self._ramp(reply.chunks_made)
         left = self.timeline.generation - self.timeline.playback(now)
-        return Ticks(min(max(ramp), max(min(ramp), left // grain * grain)))
+        wanted = max(left, self._chunk_pace.worst) // grain * grain
+        return Ticks(min(max(ramp), max(min(ramp), wanted)))
 
     def _ramp(self, index: int) -> Ticks:
         ramp = self._plan.chunk_ramp

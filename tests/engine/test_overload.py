@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -13,10 +15,10 @@ from tests.engine.simulation import Simulation, ms
 COMPLETED, FAILED = ResponseState.COMPLETED, ResponseState.FAILED
 
 
-def crowd(sessions: int, *, render_ms: float, until_ms: float, lanes_target: float = 0.7) -> Simulation:
+def crowd(sessions: int, *, render_ms: float, until_ms: float, **changes: Any) -> Simulation:
     """Everybody asks for 12 words (6 s) again and again; one chunk of up to 320 ms costs `render_ms` of lane time."""
     simulation = Simulation(
-        sessions_max=sessions, until_ms=until_ms, place_wait_ms=60_000, lanes_target=lanes_target, speculation=False
+        sessions_max=sessions, until_ms=until_ms, place_wait_ms=60_000, speculation=False, **changes
     )
     stage = simulation.world.stages["render"]
     stage.spec = msgspec.structs.replace(stage.spec, cost=CostModel(fixed_us=round(1000 * render_ms)))
@@ -56,8 +58,13 @@ def test_places_stay_where_lanes_have_time() -> None:
     assert simulation.core.monitor["places_shrunk"] == simulation.core.monitor["works_starved"] == 0
 
 
-def test_a_target_of_zero_switches_it_off() -> None:
-    simulation = crowd(8, render_ms=100, until_ms=20_000, lanes_target=0.0)
+@pytest.mark.parametrize(
+    "changes",
+    [{"lanes_target": 0.0}, {"policy": "fcfs"}, {"policy_options": {"admission": "false"}}],
+    ids=["target 0", "fcfs", "taken away"],
+)
+def test_places_stay_as_declared_when_they_are_told_to(changes: dict[str, Any]) -> None:
+    simulation = crowd(8, render_ms=100, until_ms=20_000, **changes)
     simulation.run()
 
     assert places(simulation) == 8

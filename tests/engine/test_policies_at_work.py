@@ -10,6 +10,7 @@ from duplexd.engine.policy import PACED_DELIVERY, POLICIES
 from duplexd.engine.timeline import BUDGET_MAX
 from duplexd.ids import SessionId
 from duplexd.messages import Progress, PublishChunk, ResponseState
+from duplexd.streams.stage import Role
 from duplexd.units import Ticks, ticks_from_ms
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
 
@@ -258,3 +259,28 @@ def test_events_of_a_conversation_lie_in_the_ring() -> None:
 
     assert kinds[:3] == ["voice_started", "turn_ended", "interrupted"]
     assert [e.kind for e in simulation.core.monitor.events("interrupted")] == ["interrupted"]
+
+
+# Misfits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("misfit", "waits"), [("skip", False), ("stop", True)])
+def test_an_offer_that_cannot_start_stops_its_lane_or_is_passed_over(misfit: str, waits: bool) -> None:
+    """Session 1 asked first, and finds no memory until 1.6 s; session 2 asked a moment later."""
+    simulation = Simulation(policy_options={"misfit": misfit}, until_ms=8000)
+    for session in (1, 2):
+        simulation.connect(session).type("say 3", at=ms(1000 + 5 * session), key="1")
+    begin = simulation.core._begin
+
+    def short(work, work_id, now):  # type: ignore[no-untyped-def]
+        refused = work.session == 1 and work.role is Role.THINK and now < ms(1600)
+        return None if refused else begin(work, work_id, now)
+
+    simulation.core._begin = short  # type: ignore[method-assign]
+    simulation.run()
+    first = min(
+        at for at, launch in simulation.world.launches if launch.stage == "think" and launch.jobs[0].session == 2
+    )
+
+    assert (first >= ms(1600)) == waits
+    assert [simulation.final_states(session) for session in (1, 2)] == [{1: [COMPLETED]}] * 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 
 import msgspec
@@ -160,14 +160,15 @@ def slow(simulation: Simulation, stage: str, cost_us: int) -> None:
 
 
 def watch(simulation: Simulation) -> list[tuple[Work, set[Need]]]:
-    """Every launch that is considered, with the needs of what ranks behind it."""
+    """Every launch that is considered, with the needs of what else waits for the stage."""
     seen: list[tuple[Work, set[Need]]] = []
     core = simulation.core
     launch = core._launch
 
-    def watched(work: Work, others: Sequence[Work], now: Nanos) -> bool:
+    def watched(work: Work, now: Nanos) -> bool:
+        others = [other for other in core._scheduler.waiting() if other.stage == work.stage and other is not work]
         seen.append((work, {other.need for other in others}))
-        return launch(work, others, now)
+        return launch(work, now)
 
     core._launch = watched  # type: ignore[method-assign]
     return seen
@@ -196,11 +197,11 @@ def test_a_guess_is_never_taken_for_words_that_were_said() -> None:
     guessing = []
     offer = core._scheduler.offer
 
-    def offered(session: SessionId, works: Iterable[Work]) -> None:
+    def offered(session: SessionId, works: Iterable[Work], now: Nanos) -> None:
         works = list(works)
         if session in core.sessions and core.sessions[session].speculation is not None:
             guessing.extend(work.need for work in works if work.role is Role.THINK)
-        offer(session, works)
+        offer(session, works, now)
 
     core._scheduler.offer = offered  # type: ignore[method-assign]
     simulation.run()
