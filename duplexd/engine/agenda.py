@@ -71,6 +71,7 @@ class Agenda(Generic[Name]):
         return entry[2]
 
     def _bound(self) -> None:
-        if len(self._heap) > max(SMALL, 2 * len(self._live)):
+        size = len(self._heap)
+        if size > SMALL and size > 2 * len(self._live):
             self._heap = list(self._live.values())
             heapify(self._heap)

@@ -29,6 +29,8 @@ class ChunkState(Enum):
     RETIRING = "retiring"  #: its epoch died while a lane was writing it
     DISCARDED = "discarded"  #: nobody will hear it
 
+    __hash__ = object.__hash__  # Members are singletons; Enum hashes names, in Python, at every move.
+
 
 _LEGAL: dict[ChunkState, frozenset[ChunkState]] = {
     ChunkState.PLANNED: frozenset({ChunkState.RUNNING, ChunkState.DISCARDED}),

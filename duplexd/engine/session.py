@@ -228,6 +228,7 @@ class Session:
         self._chunk_pace = Pace(floor=ticks_from_ms(60), ceiling=ticks_from_ms(400))
         self._clause_pace = Pace(floor=ticks_from_ms(100), ceiling=ticks_from_ms(800))
         self._clause_since = now
+        self._chunk_min, self._chunk_max = min(plan.chunk_ramp), max(plan.chunk_ramp)
         self._think_failures = 0
         self.fault = ""  #: why this session cannot go on
         self._reopened_text = ""  #: words of a turn whose reply nobody heard: what is said next belongs to it
@@ -1255,12 +1256,11 @@ class Session:
         longest as the buffer does; nor less than making it takes, or a slow stage would never catch up. Without a
         measured position, the ramp of the plan.
         """
-        ramp, grain = self._plan.chunk_ramp, self._plan.grain
         if not self._policy.sizes_chunks or self.timeline.assumed or reply.chunks_made == 0:
             return self._ramp(reply.chunks_made)
         left = self.timeline.generation - self.timeline.playback(now)
-        wanted = max(left, self._chunk_pace.worst) // grain * grain
-        return Ticks(min(max(ramp), max(min(ramp), wanted)))
+        wanted = max(left, self._chunk_pace.worst) // self._plan.grain * self._plan.grain
+        return Ticks(min(self._chunk_max, max(self._chunk_min, wanted)))
 
     def _ramp(self, index: int) -> Ticks:
         ramp = self._plan.chunk_ramp
