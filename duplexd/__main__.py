@@ -1,4 +1,4 @@
-"""The command line: `duplexd serve | fetch | doctor | config | plan | replay | trace | top | bench`."""
+"""The command line: `duplexd serve | fetch | doctor | config | plan | simulate | replay | trace | top | bench`."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--host-memory", default="0", metavar="SIZE", help="for idle sessions that leave the device")
     plan.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the model")
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
+    load = _command(commands, "simulate", simulate, "run a scenario in virtual time: same core, simulated people")
+    load.add_argument("scenario", type=Path, metavar="SCENARIO.toml", help="see demos/scenarios")
+    load.add_argument("--policy", default="interaction", help="scheduling policy; default: interaction")
+    load.add_argument("--seed", type=int, default=1, help="same seed, same figures; default: 1")
+    load.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     again = _command(commands, "replay", replay_trace, "run a trace again through the core and compare what it says")
     again.add_argument("file", type=Path, metavar="FILE", help="written by serve --trace")
     again.add_argument("--digest", action="store_true", help="print only the sha256 of all commands")
@@ -132,6 +137,12 @@ def plan_memory(options: argparse.Namespace) -> int:
         host_memory=options.host_memory,
         file=options.json,
     )
+
+
+def simulate(options: argparse.Namespace) -> int:
+    from duplexd.simulation.command import simulate as run
+
+    return run(options.scenario, policy=options.policy, seed=options.seed, output=options.json)
 
 
 def replay_trace(options: argparse.Namespace) -> int:

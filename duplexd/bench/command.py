@@ -1,4 +1,4 @@
-"""`duplexd bench talk | barge-in | soak | memory | scheduler`: figures as a table and as JSON."""
+"""`duplexd bench talk | barge-in | soak | memory | scheduler | policies | costs`: figures as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def add_bench(commands: Any) -> None:
     _output(memory, run_memory)
     scheduler = kinds.add_parser("scheduler", help="what deciding costs: a round of 1000 sessions, one launched step")
     _output(scheduler, run_scheduler)
+    policies = kinds.add_parser("policies", help="scheduling policies on the same simulated people")
+    policies.add_argument("--scenario", type=Path, default=Path("demos/scenarios/listeners.toml"), metavar="FILE")
+    policies.add_argument("--policy", action="append", default=[], metavar="NAME", help="one of them; default: all")
+    policies.add_argument("--seeds", type=int, default=5, help="how many of them; default: 5")
+    policies.add_argument("--processes", type=int, default=2)
+    _output(policies, run_policies)
+    costs = kinds.add_parser("costs", help="what the pocket model's stages cost here, as a calibration for simulate")
+    costs.add_argument("--toml", type=Path, metavar="FILE", help="write the calibration")
+    _output(costs, run_costs)
 
 
 def _common(parser: argparse.ArgumentParser, act: Any) -> None:
@@ -86,6 +95,38 @@ def run_scheduler(options: argparse.Namespace) -> int:
     from duplexd.bench.scheduling import bench
 
     return _publish(bench(), options.json)
+
+
+def run_policies(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from duplexd.bench import policies
+
+    report = policies.bench(
+        options.scenario,
+        output=options.json,
+        policies=options.policy,
+        seeds=policies.seeds_of(options.seeds),
+        processes=options.processes,
+    )
+    table = Table(*policies.HEADINGS)
+    for row in policies.rows_of(report):
+        table.add_row(*row)
+    # Not folded where the output is no terminal: a table is read whole or not at all.
+    Console(width=max(120, Console().width)).print(table)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def run_costs(options: argparse.Namespace) -> int:
+    from duplexd.bench import costs
+
+    report = costs.bench()
+    if options.toml is not None:
+        options.toml.write_text(costs.toml_of(report))
+    return _publish(report, options.json)
 
 
 def _publish(report: dict[str, Any], file: Path | None) -> int:

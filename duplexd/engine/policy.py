@@ -314,3 +314,15 @@ def _options(kind: Any) -> dict[str, type]:
     """Options of a policy and their types: the keyword arguments of its constructor."""
     defaults = getattr(kind.__init__, "__kwdefaults__", None) or {}
     return {option: type(default) for option, default in defaults.items()}
+
+
+def spelled(text: str) -> tuple[str, dict[str, str]]:
+    """A policy and its options as one text: "interaction gate=false" -> its name and {"gate": "false"}.
+
+    Raises:  ConfigError for a word that is no option.
+    """
+    name, *words = text.split() or [""]
+    pairs = [word.partition("=") for word in words]
+    if wrong := [word for word, (key, equals, _) in zip(words, pairs, strict=True) if not key or not equals]:
+        raise ConfigError(f"policy {text!r}: {wrong[0]!r} is no option; options are written name=value")
+    return name, {key: value for key, _, value in pairs}

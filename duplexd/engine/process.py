@@ -29,7 +29,7 @@ from duplexd.errors import ConfigError, DuplexdError
 from duplexd.media.endpoint import EndpointRule, Scale, default_rule
 from duplexd.memory.layout import ArenaLayout, PartitionSpec, host_partition, resident_layout
 from duplexd.streams.graph import ModelPlan
-from duplexd.streams.mover import Mover, mover_spec
+from duplexd.streams.mover import BANDWIDTH, Mover, mover_spec
 from duplexd.streams.stage import Role, Stage, StageSpec
 from duplexd.units import NANOS_PER_SECOND, Nanos, nanos_from_ms, text_from_bytes, ticks_from_ms
 
@@ -132,10 +132,21 @@ def residency_of(
     )
 
 
-def core_of(config: EngineConfig, plan: ModelPlan, layout: ArenaLayout, *, cores: int | None = None) -> EngineCore:
-    """The core of an engine. `cores`: that its lanes share; None in a world whose lanes do not."""
+def core_of(
+    config: EngineConfig,
+    plan: ModelPlan,
+    layout: ArenaLayout,
+    *,
+    cores: int | None = None,
+    copy_bytes_per_second: float = BANDWIDTH,
+) -> EngineCore:
+    """The core of an engine.
+
+    Args:    cores: that its lanes share; None in a world whose lanes do not.
+             copy_bytes_per_second: what the copy lane is taken to carry, where pages leave for host memory.
+    """
     host = host_of(layout, config.sessions_max)
-    mover = None if host is None else mover_spec(layout.partitions[PAGES])
+    mover = None if host is None else mover_spec(layout.partitions[PAGES], bandwidth=copy_bytes_per_second)
     residency = residency_of(plan, layout, mover, sessions_max=config.sessions_max, cores=cores)
     return EngineCore(
         plan=plan,

@@ -81,11 +81,15 @@ class Timeline:
         return Ticks(min(BUDGET_MAX, max(BUDGET_MIN, chunk + self.buffer + self._age_p99 + making)))
 
     def reenters_budget_at(self, end: Ticks, budget: Ticks, now: Nanos) -> Nanos | None:
-        """When a chunk that ends at `end` fits the budget, if playback goes on as it does; None if it never will."""
+        """When a chunk that ends at `end` fits the budget, if playback goes on as it does; None if it never will.
+
+        What needs more playback than the last report can be carried on for waits for the next report: a moment that is
+        asked for and does not come would be asked for again at once, and again.
+        """
         short = end - self.playback(now) - budget
         if short <= 0:
             return now
-        if self.held or self.playback(now) + short > self.published:
+        if self.held or self.playback(now) + short > min(self.published, self.reported + EXTRAPOLATE_MAX):
             return None
         return Nanos(now + nanos_from_ticks(short) + 1)
 

@@ -16,15 +16,15 @@ from duplexd.streams.stage import CostModel, MoveJob, MoveResult, PayloadKind, R
 BANDWIDTH = 5e9
 
 
-def mover_spec(pages: PartitionSpec) -> StageSpec:
-    """The spec of a mover of these pages; a unit is a page."""
+def mover_spec(pages: PartitionSpec, *, bandwidth: float = BANDWIDTH) -> StageSpec:
+    """The spec of a mover of these pages; a unit is a page, `bandwidth` is in bytes per second."""
     return StageSpec(
         name="mover",
         role=Role.MOVE,
         lane="move",
         takes=PayloadKind.KEYS,
         gives=PayloadKind.KEYS,
-        cost=CostModel(fixed_us=50, per_unit_us=max(1, round(pages.slot_bytes / BANDWIDTH * 1e6))),
+        cost=CostModel(fixed_us=50, per_unit_us=max(1, round(pages.slot_bytes / bandwidth * 1e6))),
         batch_max=64,
     )
 

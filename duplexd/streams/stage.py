@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from math import exp
 from typing import Any, Protocol
 
 import msgspec
@@ -58,15 +59,41 @@ class Cut(Enum):
     END_OF_CHUNK = "end_of_chunk"
 
 
-class CostModel(msgspec.Struct, frozen=True):
-    """Lane time of one launch, microseconds: `fixed + rows * per_row + units * per_unit`."""
+class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lane time of one launch, microseconds: `fixed + rows * per_row + units * per_unit + steps * per_step`."""
 
     fixed_us: int = 0
     per_row_us: int = 0
-    per_unit_us: int = 0  #: the unit is the job's own: a token, a 20 ms frame, a second of audio
+    per_unit_us: int = 0  #: the unit is the job's own: a token, a 20 ms frame, a second of audio; of all rows together
+    per_step_us: int = 0  #: a step is a unit of the longest row: what a batch pays once, however many rows it has
 
-    def predict_us(self, *, rows: int, units: int) -> int:
-        return self.fixed_us + rows * self.per_row_us + units * self.per_unit_us
+    def predict_us(self, *, rows: int, units: int, steps: int = 0) -> int:
+        whole = self.fixed_us + rows * self.per_row_us
+        return whole + units * self.per_unit_us + steps * self.per_step_us
+
+
+class Noise(Protocol):
+    """Where simulated costs get their chance from; `random.Random` is one."""
+
+    def gauss(self, mu: float, sigma: float) -> float: ...
+
+
+class SimulatedCost(msgspec.Struct, frozen=True):
+    """What a launch costs in a simulated world: an affine mean, a spread, and a claim on a device it shares.
+
+    The spread is lognormal with mean 1, so that it changes no mean: `exp(sigma g - sigma^2 / 2)`, g standard normal.
+    """
+
+    mean: CostModel
+    device: str
+    share: float = 1.0  #: of the device's capacity while it runs alone; claims that exceed 1 together stretch all
+    sigma: float = 0.0
+
+    def draw_us(self, noise: Noise, *, rows: int, units: int, steps: int) -> int:
+        mean = self.mean.predict_us(rows=rows, units=units, steps=steps)
+        if not self.sigma:
+            return max(1, mean)
+        return max(1, round(mean * exp(self.sigma * noise.gauss(0.0, 1.0) - self.sigma**2 / 2)))
 
 
 class StageSpec(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from duplexd.engine.policy import (
     Moment,
     SchedulingPolicy,
     policy_of,
+    spelled,
 )
 from duplexd.engine.work import Need, Work
 from duplexd.errors import ConfigError
@@ -366,3 +367,10 @@ def test_options_are_text() -> None:
 
     assert isinstance(policy, Interaction)
     assert (policy.p_safe, policy.alpha) == (250 * NANOS_PER_MS, 0.5)
+
+
+def test_a_policy_and_its_options_are_spelled_in_one_text() -> None:
+    assert spelled("fcfs") == ("fcfs", {})
+    assert spelled("interaction gate=false p_safe_ms=300") == ("interaction", {"gate": "false", "p_safe_ms": "300"})
+    with pytest.raises(ConfigError, match="'gate' is no option"):
+        spelled("interaction gate")
