@@ -590,6 +590,7 @@ class EngineCore:
                 latents=1.0 - stores.latents.free_count / stores.latents.spec.count,
                 out_slots=1.0 - len(stores.out_slots) / max(1, stores.out_slots_count),
                 lanes=self.monitor.utilisation(self._now),
+                places_taken=residency.seated_count,
                 places_free=max(0, residency.places.count - residency.seated_count),
                 places_waited_for=residency.waiting_count,
             )

@@ -58,6 +58,7 @@ class Load(msgspec.Struct, frozen=True):
     latents: float
     out_slots: float  #: share of the output slots that are taken
     lanes: Mapping[str, float | None]  #: share of its time each lane worked lately; None: not measured yet
+    places_taken: int
     places_free: int
     places_waited_for: int
 

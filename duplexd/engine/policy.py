@@ -261,10 +261,12 @@ class Interaction:
         return gate.budget if self._gate else None
 
     def admits_speculation(self, load: Load) -> bool:
-        """While nobody else needs the time or the memory. What is not known counts as taken."""
+        """While nobody else needs the time or the memory. What is not known counts as taken; whoever is alone fills the
+        lanes by guessing, and competes with nobody.
+        """
         if not self._speculation or load.pages is None or load.pages > SPECULATION_PAGES_MAX:
             return False
-        busiest = load.busiest
+        busiest = load.busiest if load.places_taken > 1 else None
         # A lane that nobody has measured yet has not worked for a whole window: it is idle.
         return load.places_waited_for == 0 and (busiest is None or busiest <= SPECULATION_LANES_MAX)
 

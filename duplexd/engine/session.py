@@ -1196,7 +1196,8 @@ class Session:
         utterance = self.utterance
         if utterance is None or utterance.voiced_ticks == 0 or self._busy.get(Role.LISTEN):
             return None
-        eager = self.reply is None and self.may_speculate and self._allow_speculation
+        # In a silence the next reading is the last one: it needs some of that silence, and the ears to be free.
+        eager = self.reply is None and self.may_speculate and self._allow_speculation and utterance.silence == 0
         every = PARTIAL_EAGER if eager else PARTIAL_EVERY
         return utterance.wanted(self.copied_until, final=utterance.silence >= self._final_after, every=every)
 

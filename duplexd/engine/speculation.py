@@ -17,7 +17,7 @@ import msgspec
 
 from duplexd.engine.dialogue import Dialogue
 from duplexd.engine.reply import Reply
-from duplexd.engine.utterance import LATE_RELEASE_MAX, Utterance, wording
+from duplexd.engine.utterance import LATE_RELEASE, Utterance, wording
 from duplexd.media.endpoint import Ending, ending_of
 from duplexd.units import Ticks, ticks_from_ms
 
@@ -65,7 +65,7 @@ def likelihood_of_end(utterance: Utterance, tunables: SpeculationTunables) -> Li
     covered = utterance.unheard <= tunables.unheard_max
     if not utterance.voiced_ticks or not covered or ending not in (Ending.ASKED, Ending.CLOSED):
         return Likelihood.NONE
-    if utterance.repeated or (utterance.silence > 0 and utterance.unheard <= LATE_RELEASE_MAX):
+    if utterance.repeated or (utterance.silence > 0 and utterance.unheard <= LATE_RELEASE):
         return Likelihood.QUIET
     whole = ending is Ending.ASKED or utterance.text.endswith(".")
     return Likelihood.EARLY if whole else Likelihood.NONE

@@ -24,10 +24,7 @@ PARTIAL_EVERY = ticks_from_ms(320)  #: new audio before the window is encoded ag
 PARTIAL_EAGER = ticks_from_ms(160)
 PAUSE_MIN = ticks_from_ms(160)  #: silence at which a window may be cut
 FREEZE_AT = ticks_from_ms(6000)  #: a window longer than this is frozen at its last pause
-#: a voice detector lets go at least this late: behind the words there is only its own hesitation
-LATE_RELEASE = ticks_from_ms(32)
-#: the same at most: words that came twice need not come again for the sake of it
-LATE_RELEASE_MAX = ticks_from_ms(96)
+LATE_RELEASE = ticks_from_ms(96)  #: a voice detector lets go this late: behind the words there is only hesitation
 TAIL = ticks_from_ms(200)  #: silence after the last voiced block that the final window includes
 FROZEN_MAX = 8000  #: characters of one turn that are kept; beyond it a quarter is forgotten at once, oldest first
 FINAL_MISSES_MAX = 2  #: times the last words of a turn are tried; then the turn ends without them
@@ -112,7 +109,7 @@ class Utterance:
             return ListenWindow(ListenKind.FREEZE, Span(self.window_start, cut))
         if final:
             end = min(end, Ticks(self.voiced_until + TAIL))
-            done = self._all_heard or end < self.voiced_until
+            done = not self.unheard or end < self.voiced_until
             return None if done else ListenWindow(ListenKind.FINAL, Span(self.window_start, end))
         fresh = min(end, Ticks(self.voiced_until + TAIL)) - self.heard_until
         if fresh < every or self.voiced_until <= self.heard_until:
@@ -192,11 +189,8 @@ class Utterance:
     @property
     def complete(self) -> bool:
         """Everything voiced has been turned into words."""
-        return self.listening is None and self._all_heard
-
-    @property
-    def _all_heard(self) -> bool:
-        return self.unheard <= (LATE_RELEASE_MAX if self.repeated else LATE_RELEASE)
+        # The silence behind them belongs to the words: without it ears write a full stop where a comma is meant.
+        return self.listening is None and not self.unheard
 
     @property
     def unheard(self) -> Ticks:

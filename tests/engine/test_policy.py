@@ -318,6 +318,7 @@ def load(**changes: Any) -> Load:
         latents=0.0,
         out_slots=0.0,
         lanes={"think": 0.3},
+        places_taken=2,
         places_free=2,
         places_waited_for=0,
     )
@@ -334,6 +335,10 @@ def test_speculation_stops_first_under_pressure(loaded: dict[str, Any]) -> None:
 
     assert policy.admits_speculation(load())
     assert not policy.admits_speculation(load(**loaded))
+    lanes_only = "lanes" in loaded
+    assert policy.admits_speculation(load(**loaded, places_taken=1)) is lanes_only, (
+        "alone, the lanes' load is one's own"
+    )
     assert not Interaction(speculation=False).admits_speculation(load())
     assert not any(policy_of(name).admits_speculation(load()) for name in POLICIES if name != "interaction")
 
