@@ -117,6 +117,63 @@ class SettingChanged(Message, frozen=True):
     speculation: bool | None = None
 
 
+class TurnSettingChanged(Message, frozen=True):
+    """How turns of this session end and who answers them; absent ones stay."""
+
+    by_client: bool | None = None  #: turns end when the client says so (`TurnEnded`), never by silence
+    auto_reply: bool | None = None  #: a turn that has ended is answered; otherwise `ReplyWanted` is waited for
+    silence_ms: float | None = None  #: silence alone ends a turn after this long; 0: the model's own rule
+    patience_ms: float | None = None  #: with the model's own rule: silence that ends a turn whatever the judge says
+
+
+class TurnEnded(Message, frozen=True):
+    """The client says that the person's turn is over, at this place of the input timeline."""
+
+    at: Ticks
+    key: str  #: comes back in `TurnSettled`
+
+
+class InputCleared(Message, frozen=True):
+    """What was said since the last turn is to be forgotten."""
+
+
+class ReplyWanted(Message, frozen=True):
+    """The client asks for a reply now, to what the history holds."""
+
+    key: str  #: comes back in every `ResponseChanged` of it
+    spoken: bool = True  #: False: text alone; what is written counts as heard
+    script: str = ""  #: the words to say, thought up by somebody else; empty: the thinker's own
+    tokens_max: int = 0  #: 0: the model's own limit
+
+
+class ConditionSet(Message, frozen=True):
+    """Instructions of the client; they stand behind the model's own anchor from the next reply on."""
+
+    text: str
+
+
+class PastTurn(msgspec.Struct, frozen=True, array_like=True):
+    """One closed exchange, as text."""
+
+    user: str
+    reply: str
+
+
+class HistorySet(Message, frozen=True):
+    """The conversation is this from now on. What it has in common with the present one is kept, keys included."""
+
+    turns: tuple[PastTurn, ...]
+    user: str  #: words of the open turn; "": none is open
+
+
+class HistoryCut(Message, frozen=True):
+    """A reply that has ended was heard only so far, says whoever heard it."""
+
+    response: ResponseId
+    heard: Ticks  #: since its first sample
+    key: str
+
+
 class SlotsFreed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Output slots the front end has copied out."""
 
@@ -145,6 +202,13 @@ Fact = (
     | TextArrived
     | ImageArrived
     | SettingChanged
+    | TurnSettingChanged
+    | TurnEnded
+    | InputCleared
+    | ReplyWanted
+    | ConditionSet
+    | HistorySet
+    | HistoryCut
     | SlotsFreed
     | SessionClosed
     | ClientStalled
@@ -235,6 +299,31 @@ class UserWords(Message, frozen=True):
     final: bool
 
 
+class TurnOpened(Message, frozen=True):
+    """Somebody began to speak: a turn, unless it comes to nothing."""
+
+    turn: TurnId
+    at: Ticks  #: onset on the input timeline
+    over_reply: bool  #: a reply lives: whether this is an interruption is being judged
+
+
+class TurnOutcome(Enum):
+    TAKEN = "taken"  #: its words are in the history
+    EMPTY = "empty"  #: there were none
+    OVERHEARD = "overheard"  #: a false alarm over a reply: nobody answers it
+    CLEARED = "cleared"  #: the client threw it away
+
+
+class TurnSettled(Message, frozen=True):
+    """A spoken turn is over. `TAKEN` comes before the response that answers it."""
+
+    turn: TurnId
+    span: Span  #: on the input timeline, from the onset to where its end was decided
+    text: str
+    outcome: TurnOutcome
+    key: str = ""  #: of the `TurnEnded` that ended it
+
+
 class ResponseState(Enum):
     """Life of one response (DESIGN §9). Exactly one of the last three ends it."""
 
@@ -261,6 +350,11 @@ class ResponseChanged(Message, frozen=True):
     outputs: tuple[OutputState, ...]
     sequence: int
     reason: str = ""
+    key: str = ""  #: of the `ReplyWanted` that asked for it; "" when a turn did
+    context: int = 0  #: tokens the reply is an answer to,
+    cached: int = 0  #: those among them whose keys were there when it was accepted,
+    written: int = 0  #: and tokens thought so far
+    cut_short: bool = False  #: it ended at its limit of tokens, not at its end
 
 
 class SpokenWord(msgspec.Struct, frozen=True, array_like=True):
@@ -274,6 +368,15 @@ class ReplyWords(Message, frozen=True):
     first: int  #: index of the first word within the response
     words: tuple[SpokenWord, ...]
     sequence: int
+    text: str = ""  #: exactly the stretch of the reply's text that ends with the last of these words
+
+
+class CallMade(Message, frozen=True):
+    """The model calls a function of the client."""
+
+    response: ResponseId
+    name: str
+    arguments: str  #: JSON
 
 
 class HistoryChanged(Message, frozen=True):
@@ -337,8 +440,11 @@ News = (
     | Progress
     | StateChanged
     | UserWords
+    | TurnOpened
+    | TurnSettled
     | ResponseChanged
     | ReplyWords
+    | CallMade
     | HistoryChanged
     | LatencyMeasured
     | InputRefusal

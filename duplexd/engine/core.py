@@ -40,23 +40,30 @@ from duplexd.memory.pages import Move
 from duplexd.messages import (
     AdmitSession,
     ClientStalled,
+    ConditionSet,
     CursorReported,
     EndSession,
     EngineReady,
     FreeSlots,
+    HistoryCut,
+    HistorySet,
     HoldAnswered,
     HoldExpired,
     ImageArrived,
+    InputCleared,
     InputRefusal,
     MediaArrived,
     Metrics,
     Modality,
     RefuseSession,
+    ReplyWanted,
     SessionClosed,
     SessionOpened,
     SettingChanged,
     SlotsFreed,
     TextArrived,
+    TurnEnded,
+    TurnSettingChanged,
     VoiceStarted,
 )
 from duplexd.streams.graph import ModelPlan
@@ -241,6 +248,20 @@ class EngineCore:
                 self._emit(InputRefusal(session.id, "modality_unsupported", reason, event.key))
             case SettingChanged():
                 session.on_setting(event)
+            case TurnSettingChanged():
+                session.on_turn_setting(event)
+            case TurnEnded():
+                session.on_turn_ended(event, now)
+            case InputCleared():
+                session.on_input_cleared(now)
+            case ReplyWanted():
+                session.on_reply_wanted(event)
+            case ConditionSet():
+                session.on_condition(event)
+            case HistorySet():
+                session.on_history_set(event)
+            case HistoryCut():
+                session.on_history_cut(event)
             case ClientStalled():
                 session.stalled = event.stalled
             case SessionClosed():

@@ -18,6 +18,7 @@ from duplexd.errors import ArenaFull
 from duplexd.ids import ContextId, FenceId, WorkId
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.pages import FoldTokens, Move, PageLedger
+from duplexd.messages import PastTurn
 from duplexd.streams.graph import Dialect
 
 #: Stands for a token whose key is an average of what slid out (`compress`); it is in no vocabulary and never fed.
@@ -30,14 +31,19 @@ class Exchange(msgspec.Struct, frozen=True):
     user: str
     reply: str
     tokens: tuple[int, ...]
+    response: int = 0  #: the reply's id; 0: it was told, not said
 
 
 class Dialogue:
     """Tokens of a conversation in which the character remembers only what was heard."""
 
-    def __init__(self, dialect: Dialect, *, exchanges: Sequence[Exchange] = (), long_term: int = 0) -> None:
+    def __init__(
+        self, dialect: Dialect, *, exchanges: Sequence[Exchange] = (), long_term: int = 0, instructions: str = ""
+    ) -> None:
         self._dialect = dialect
         self.anchor = tuple(dialect.anchor())
+        self.instructions = instructions  #: of the client, behind the model's own anchor
+        self._instructed = tuple(dialect.instruct(instructions)) if instructions else ()
         self.exchanges: list[Exchange] = list(exchanges)
         self.long_term = long_term  #: tokens behind the anchor that what slid out was folded into
         self.user = ""  #: words of the open turn
@@ -60,7 +66,7 @@ class Dialogue:
     def think(self, tokens: Sequence[int]) -> None:
         self.reply.extend(tokens)
 
-    def finish_reply(self, *, kept: int, text: str) -> None:
+    def finish_reply(self, *, kept: int, text: str, response: int = 0) -> None:
         """The reply is over and its first `kept` tokens (which say `text`) were heard.
 
         Nothing heard: there was no reply, and the person's turn is open again (field case T-BI-14).
@@ -73,8 +79,68 @@ class Dialogue:
             return
         tokens = [*self._user_tokens(), *self._dialect.close_user_open_reply(), *self.reply[:kept]]
         tokens += self._dialect.close_reply()
-        self.exchanges.append(Exchange(self.user, text, tuple(tokens)))
+        self.exchanges.append(Exchange(self.user, text, tuple(tokens), response))
         self.user, self.user_open, self.reply = "", False, []
+
+    # the client ----------------------------------------------------------------------------------------------------
+
+    def instruct(self, text: str) -> None:
+        """These instructions hold from now on; "": none but the model's own."""
+        self.instructions = text
+        self._instructed = tuple(self._dialect.instruct(text)) if text else ()
+
+    def recast(self, turns: Sequence[PastTurn]) -> None:
+        """The closed exchanges are these; those the two have in common keep their tokens, and so their keys."""
+        kept = 0
+        while kept < min(len(turns), len(self.exchanges)) and _says(self.exchanges[kept], turns[kept]):
+            kept += 1
+        self.exchanges[kept:] = [self._told(turn.user, turn.reply) for turn in turns[kept:]]
+
+    def _told(self, user: str, reply: str) -> Exchange:
+        words = self._dialect.words
+        tokens = [*self._dialect.open_user(), *words(user, first=True), *self._dialect.close_user_open_reply()]
+        tokens += [*words(reply, first=True), *self._dialect.close_reply()]
+        return Exchange(user, reply, tuple(tokens))
+
+    def correct(self, response: int, user: str, *, tokens: Sequence[int], text: str) -> bool:
+        """A reply that has ended was heard as `tokens`, which say `text`; its turn was `user`.
+
+        Nothing heard: its words join what the person said next. False when it is not remembered at all.
+        """
+        index = next((i for i, e in enumerate(self.exchanges) if e.response == response), None)
+        if index is None:
+            return self._remember(response, user, tokens, text)
+        exchange = self.exchanges[index]
+        if tokens:
+            self.exchanges[index] = self._said(exchange.user, response, tokens, text)
+            return True
+        del self.exchanges[index]
+        if index < len(self.exchanges):
+            after = self.exchanges[index]
+            self.exchanges[index] = self._rejoined(exchange.user, after)
+        else:
+            self.say(f"{exchange.user} {self.user}".strip())
+        return True
+
+    def _remember(self, response: int, user: str, tokens: Sequence[int], text: str) -> bool:
+        """Of this reply nothing was thought to be heard, so its turn is open still; and something was heard."""
+        if not tokens or self.replying or not self.user_open or not self.user.startswith(user):
+            return False
+        self.exchanges.append(self._said(user, response, tokens, text))
+        self.user = self.user[len(user) :].strip()
+        self.user_open = bool(self.user)
+        return True
+
+    def _said(self, user: str, response: int, reply: Sequence[int], text: str) -> Exchange:
+        tokens = [*self._dialect.open_user(), *self._dialect.words(user, first=True)]
+        tokens += [*self._dialect.close_user_open_reply(), *reply, *self._dialect.close_reply()]
+        return Exchange(user, text, tuple(tokens), response)
+
+    def _rejoined(self, user: str, after: Exchange) -> Exchange:
+        before = len(self._dialect.open_user()) + len(self._dialect.words(after.user, first=True))
+        whole = f"{user} {after.user}".strip()
+        head = [*self._dialect.open_user(), *self._dialect.words(whole, first=True)]
+        return Exchange(whole, after.reply, (*head, *after.tokens[before:]), after.response)
 
     def forget_words(self, count: int) -> bool:
         """Forget the first words of the open turn; False when it has no more than `count`."""
@@ -91,7 +157,7 @@ class Dialogue:
     # tokens --------------------------------------------------------------------------------------------------------
 
     def tokens(self) -> list[int]:
-        tokens = [*self.anchor, *[LONG_TERM] * self.long_term]
+        tokens = [*self.anchor, *[LONG_TERM] * self.long_term, *self._instructed]
         for exchange in self.exchanges:
             tokens += exchange.tokens
         tokens += self._user_tokens()
@@ -107,7 +173,7 @@ class Dialogue:
 
     def interrupted(self, *, kept: int, text: str) -> Dialogue:
         """What this dialogue would be if the reply ended here."""
-        other = Dialogue(self._dialect, exchanges=self.exchanges, long_term=self.long_term)
+        other = self.past()
         other.user, other.user_open = self.user, self.user_open
         other.replying, other.reply = self.replying, list(self.reply)
         other.finish_reply(kept=kept, text=text)
@@ -115,16 +181,26 @@ class Dialogue:
 
     def supposing(self, words: str) -> Dialogue:
         """What this dialogue would be if the open turn ended with these words."""
-        other = Dialogue(self._dialect, exchanges=self.exchanges, long_term=self.long_term)
+        other = self.past()
         other.say(words)
         other.close_user()
         return other
+
+    def past(self) -> Dialogue:
+        """What is closed of it: the instructions, the exchanges and what those before them were folded into."""
+        return Dialogue(
+            self._dialect, exchanges=self.exchanges, long_term=self.long_term, instructions=self.instructions
+        )
 
     def slide(self) -> int:
         """Forget the oldest exchange; returns how many tokens went, 0 when there is none."""
         if not self.exchanges:
             return 0
         return len(self.exchanges.pop(0).tokens)
+
+
+def _says(exchange: Exchange, turn: PastTurn) -> bool:
+    return exchange.user == turn.user and exchange.reply == turn.reply
 
 
 class Feed(msgspec.Struct, frozen=True):

@@ -10,11 +10,13 @@ States (DESIGN §9); code only looks the table up:
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
 
+from duplexd.engine.calls import Call, CallFilter
 from duplexd.engine.clause import Clause, ClauseSplitter
 from duplexd.ids import Epoch, ResponseId, TurnId
 from duplexd.memory.ledger import Lease
@@ -23,6 +25,7 @@ from duplexd.streams.graph import TextStream
 from duplexd.streams.stage import TalkResult
 from duplexd.units import Nanos, Span, Ticks
 
+_WRITTEN_WORD = re.compile(r"\S+")
 _LEGAL: dict[ResponseState, frozenset[ResponseState]] = {
     ResponseState.ACCEPTED: frozenset({ResponseState.RUNNING, ResponseState.CANCELLING, ResponseState.FAILED}),
     ResponseState.RUNNING: frozenset(
@@ -69,7 +72,14 @@ class Reply:
         sentences_max: int,
         words_enough: int,
         tokens_max: int,
+        key: str = "",
+        spoken: bool = True,
     ) -> None:
+        self.key = key  #: of the `ReplyWanted` that asked for it
+        self.speaks = spoken  #: False: text alone
+        self.recited = False  #: somebody else thought up its words
+        self.cut_short = False  #: it ended at its limit of tokens
+        self.context_tokens = self.cached_tokens = 0
         self.response = ResponseId(0)  #: 0 until it is accepted
         self.turn = turn
         self.epoch = epoch
@@ -92,9 +102,12 @@ class Reply:
         self.chunks_made = 0
         self.chunks_published = 0
         self.words_heard = 0
+        self.calls_told = 0  #: calls that were announced
+        self.start = start
         self._new_stream = stream
         self._stream = stream()
         self._splitter = ClauseSplitter()
+        self._calls = CallFilter()
         self._token_ends: list[int] = []
         self._sentences_max = sentences_max
         self._words_enough = words_enough
@@ -118,13 +131,17 @@ class Reply:
     @property
     def is_empty(self) -> bool:
         """Everything was thought and none of it is a word: a person would wait for nothing."""
-        return self.all_talked and not self.words
+        return self.all_talked and not self.words and not self._calls.calls and not self.recited
+
+    def take_calls(self, since: int) -> list[Call]:
+        """Functions the model wants called, from number `since` on."""
+        return self._calls.calls[since:]
 
     def think_again(self, *, avoid: tuple[int, ...]) -> None:
         """Begin anew, once, with other tokens."""
         self.avoided = (*self.tokens, *avoid)
         self.tokens, self._token_ends, self.thought = [], [], False
-        self._stream, self._splitter = self._new_stream(), ClauseSplitter()
+        self._stream, self._splitter, self._calls = self._new_stream(), ClauseSplitter(), CallFilter()
 
     # thinking ------------------------------------------------------------------------------------------------------
 
@@ -137,10 +154,11 @@ class Reply:
                 break
             taken += 1
             self.tokens.append(token)
-            clauses = self._splitter.push(self._stream.push(token))
+            clauses = self._splitter.push(self._calls.push(self._stream.push(token)))
             self._token_ends.append(len(self.text))
             self.to_talk.extend(clauses)
-            if self._enough(clauses) or len(self.tokens) >= self._tokens_max:
+            self.cut_short = len(self.tokens) >= self._tokens_max
+            if self._enough(clauses) or self.cut_short:
                 self._finish_thinking(whole=False)
                 break
         return taken
@@ -155,8 +173,19 @@ class Reply:
     def _finish_thinking(self, *, whole: bool) -> None:
         """A reply that was cut short ends with its last whole sentence, if it has one."""
         self.thought = True
+        self.to_talk.extend(self._splitter.push(self._calls.finish()))
         if whole or self._splitter.sentences == 0:
             self.to_talk.extend(self._splitter.finish())
+
+    def recite(self, text: str, words: Callable[[str, bool], list[int]]) -> None:
+        """Say these words instead of thinking. `words(word, first)` gives the tokens of one word."""
+        self.recited = self.thought = True
+        for index, word in enumerate(text.split()):
+            self.to_talk.extend(self._splitter.push(f" {word}" if index else word))
+            tokens = words(word, index == 0)
+            self.tokens += tokens
+            self._token_ends += [len(self.text)] * len(tokens)
+        self.to_talk.extend(self._splitter.finish())
 
     # talking -------------------------------------------------------------------------------------------------------
 
@@ -176,6 +205,19 @@ class Reply:
         self.talked_until = Ticks(start + result.length)
         return words
 
+    def write(self) -> list[PlacedWord]:
+        """A reply that is not spoken: its clauses are words at once, and count as heard."""
+        here = Span(self.talked_until, self.talked_until)
+        words = [
+            PlacedWord(found.group(), here, clause.start + found.end())
+            for clause in self.to_talk
+            for found in _WRITTEN_WORD.finditer(clause.text)
+        ]
+        self.to_talk.clear()
+        self.words += words
+        self.words_heard = len(self.words)
+        return words
+
     @property
     def all_talked(self) -> bool:
         return self.thought and not self.to_talk
@@ -187,6 +229,11 @@ class Reply:
     def all_planned(self) -> bool:
         return self.all_talked and self.unplanned() is None
 
+    def text_between(self, first: int, end: int) -> str:
+        """The reply's text behind word `first - 1`, up to the end of word `end - 1`."""
+        start = self.words[first - 1].end_char if first else 0
+        return self.text[start : self.words[end - 1].end_char] if end > first else ""
+
     # hearing -------------------------------------------------------------------------------------------------------
 
     def heard_by(self, position: Ticks) -> int:
@@ -195,6 +242,10 @@ class Reply:
         while count < len(self.words) and self.words[count].span.end <= position:
             count += 1
         return count
+
+    def ended_by(self, position: Ticks) -> int:
+        """The same, whatever was thought to be heard before."""
+        return sum(1 for word in self.words if word.span.end <= position)
 
     def tokens_of_words(self, words: int) -> int:
         """Tokens up to and including the last one of word `words - 1`."""

@@ -28,6 +28,7 @@ from duplexd.engine.speculation import Likelihood, Speculation, SpeculationTunab
 from duplexd.engine.stores import Stores
 from duplexd.engine.timeline import Timeline
 from duplexd.engine.utterance import (
+    FROZEN_MAX,
     HELD_PREFIX,
     PARTIAL_EAGER,
     PARTIAL_EVERY,
@@ -36,23 +37,29 @@ from duplexd.engine.utterance import (
     ListenWindow,
     Utterance,
     join,
+    newest,
 )
 from duplexd.engine.work import Launch, Need, StageFailed, StageFinished, Work
 from duplexd.errors import ArenaFull
 from duplexd.ids import ChunkId, ConditionVersion, FenceId, ResponseId, SessionId, TurnId, WorkId
-from duplexd.media.endpoint import Ask, End, EndpointRule, Verdict
+from duplexd.media.endpoint import Ask, End, EndpointRule, Verdict, patient_rule, silence_rule
 from duplexd.memory.classes import CacheClass
 from duplexd.messages import (
     AdvanceEpoch,
+    CallMade,
+    ConditionSet,
     CursorReported,
     FreeSlots,
     HistoryChanged,
+    HistoryCut,
+    HistorySet,
     HoldAnswered,
     InputRefusal,
     LatencyMeasured,
     MediaArrived,
     Progress,
     PublishChunk,
+    ReplyWanted,
     ReplyWords,
     ResponseChanged,
     ResponseState,
@@ -60,6 +67,11 @@ from duplexd.messages import (
     SettingChanged,
     StateChanged,
     TextArrived,
+    TurnEnded,
+    TurnOpened,
+    TurnOutcome,
+    TurnSettingChanged,
+    TurnSettled,
     TurnState,
     UserWords,
     VoiceStarted,
@@ -100,6 +112,8 @@ FEED_MAX = 64  #: tokens prefilled in one step: what an urgent chunk waits for a
 KEYS_KEPT = 64  #: idempotency keys remembered
 THINK_FAILURES_MAX = 3
 TURNS_WAITING_MAX = 4
+REPLIES_WANTED_MAX = 4  #: replies a client may ask for ahead of the present one's end
+REPLIES_REMEMBERED = 8  #: replies whose history a client may still correct
 WORDS_FORGOTTEN = 64  #: of a turn that is too long: many at once, since all behind them are prefilled again
 FINAL_AFTER = ticks_from_ms(160)  #: without a judge: silence after which the words are taken as complete
 #: A frame of 20 ms is on its way to the transport while the next is asked for, and a report may err by as much.
@@ -178,9 +192,9 @@ class Session:
         self._monitor = monitor
         self._policy = policy
         self._emit = emit
-        self._endpoint = endpoint
+        self._model_endpoint = endpoint
+        self._use_endpoint(endpoint)
         self._rule = barge_in
-        self._final_after = endpoint.rows[0].silence if endpoint.rows else FINAL_AFTER
         self.allow_barge_in = allow_barge_in
         self.echo_cancelled = True  #: what the page says of its microphone
         self.priority = priority
@@ -232,6 +246,13 @@ class Session:
         self._think_failures = 0
         self.fault = ""  #: why this session cannot go on
         self._reopened_text = ""  #: words of a turn whose reply nobody heard: what is said next belongs to it
+        self._turns_by_client = False
+        self._auto_reply = True
+        self._turn_key = ""  #: of the `TurnEnded` that ends the turn being spoken
+        self._next_onset: Ticks | None = None  #: a voice that began while an ended turn was still being understood
+        self._unanswered = ""  #: turns that ended over a reply and that nobody is to answer by itself
+        self._wanted: deque[ReplyWanted] = deque()
+        self._ended: dict[ResponseId, tuple[Reply, str]] = {}  #: the last replies that ended, with their turns
 
     # Facts ---------------------------------------------------------------------------------------------------------
 
@@ -245,7 +266,7 @@ class Session:
         self._to_copy.append(fact)
         echo = fact.echo >= ECHO_THRESHOLD
         loud = fact.voice >= VOICE_THRESHOLD
-        if self.utterance is not None:
+        if self.utterance is not None and not self.utterance.ended:
             self.utterance.take(
                 fact.span, voiced=loud and not echo, echo=loud and echo, voice=fact.voice, captured_at=fact.captured_at
             )
@@ -263,6 +284,10 @@ class Session:
             self._early_left = self._speculating.early_max
             self.turn = TurnId(self.turn + 1)
             self._monitor.note(now, self.id, "voice_started", fact.at)
+            judged = self.reply is not None and self.allow_barge_in
+            self._emit(TurnOpened(self.id, self.turn, fact.at, judged))
+        elif self.utterance.ended:
+            self._next_onset = fact.at
         if self.reply is None or not self.allow_barge_in:
             if fact.hold:
                 self._emit(ResumePlayback(self.id, fact.hold, self.timeline.epoch))
@@ -295,6 +320,7 @@ class Session:
 
     def _stop(self, fact: VoiceStarted, now: Nanos) -> None:
         """An interruption without words: it needs no judgement."""
+        self._wanted.clear()
         if self.reply is None:
             if fact.hold:
                 self._emit(ResumePlayback(self.id, fact.hold, self.timeline.epoch))
@@ -399,6 +425,162 @@ class Session:
                 self._drop_speculation()
                 self._follow()
 
+    # The client's directions --------------------------------------------------------------------------------------
+
+    def on_turn_setting(self, fact: TurnSettingChanged) -> None:
+        if fact.by_client is not None:
+            self._turns_by_client = fact.by_client
+        if fact.auto_reply is not None:
+            self._auto_reply = fact.auto_reply
+        if fact.silence_ms is not None:
+            self._use_endpoint(silence_rule(fact.silence_ms) if fact.silence_ms > 0 else self._model_endpoint)
+        if fact.patience_ms is not None and self._plan.stage(Role.JUDGE) is not None:
+            self._use_endpoint(patient_rule(self._model_endpoint, fact.patience_ms))
+        self._drop_speculation()
+        self._follow()
+
+    def _use_endpoint(self, rule: EndpointRule) -> None:
+        self._endpoint = rule
+        self._final_after = rule.rows[0].silence if rule.rows else FINAL_AFTER
+
+    def on_turn_ended(self, fact: TurnEnded, now: Nanos) -> None:
+        """The client ends the turn; what it holds is still to be understood."""
+        if self.utterance is None or self.utterance.ended:
+            at = Span(fact.at, fact.at)
+            self._emit(TurnSettled(self.id, self.turn, at, "", TurnOutcome.EMPTY, fact.key))
+            return
+        self.utterance.ended, self._turn_key = True, fact.key
+
+    def on_input_cleared(self, now: Nanos) -> None:
+        if self.contest is not None:
+            self._resume(now, told=False)
+        self._next_onset = None
+        if self.utterance is not None:
+            self._drop_utterance(TurnOutcome.CLEARED)
+        self._drop_speculation()
+        if self.reply is None:
+            self._say_again("")
+
+    def _reopen(self, onset: Ticks) -> None:
+        """A turn that began while the one before was still being understood."""
+        self._next_onset = None
+        self.turn = TurnId(self.turn + 1)
+        self.utterance = Utterance(onset=onset, start=onset, listen_max=self._plan.listen_max)
+        self._emit(TurnOpened(self.id, self.turn, onset, False))
+
+    def _keep_turn(self, text: str, whole: str) -> None:
+        """A turn that nobody answers by itself: its words wait in the open turn, or for the end of the reply."""
+        if self.reply is not None:
+            self._unanswered = newest(join(self._unanswered, text), FROZEN_MAX)
+        else:
+            self._reopened_text = newest(whole, FROZEN_MAX)
+            self._say_again("")
+
+    def _say_again(self, spoken: str) -> None:
+        """The open turn is what stood in it before, and `spoken`; no reply lives."""
+        words = join(self._reopened_text, spoken)
+        if words:
+            self.dialogue.say(words)
+        else:
+            self.dialogue.forget_turn()
+        self._make_room()
+        self._follow()
+
+    def on_condition(self, fact: ConditionSet) -> None:
+        """Taken at the next chunk of thought: what is being decoded ends with the old one."""
+        self.dialogue.instruct(fact.text)
+        self.condition = ConditionVersion(self.condition + 1)
+        if len(self.dialogue.past().tokens()) > self._tokens_max // 2:
+            room = self._tokens_max // 2
+            said = f"The instructions are too long: with the model's own they may take {room} tokens. Shorten them."
+            self._emit(InputRefusal(self.id, "instructions_too_long", said, ""))
+            self.dialogue.instruct("")
+        self._history_changed()
+
+    def on_history_set(self, fact: HistorySet) -> None:
+        self._drop_speculation()
+        self.dialogue.recast(fact.turns)
+        if self.reply is None:
+            self._reopened_text = fact.user
+            self._say_again(self.utterance.stable_text if self.utterance is not None else "")
+            return
+        if fact.user.startswith(self.dialogue.user):  # The rest was said since.
+            self._unanswered = fact.user[len(self.dialogue.user) :].strip()
+        self._history_changed()
+
+    def on_history_cut(self, fact: HistoryCut) -> None:
+        """What was heard of a reply that has ended, by whoever heard it (DESIGN §5 rule 1: it corrects an estimate)."""
+        if fact.response not in self._ended:
+            said = f"Response {fact.response} is not one of the last {REPLIES_REMEMBERED} that have ended."
+            self._emit(InputRefusal(self.id, "unknown_response", said, fact.key))
+            return
+        self._drop_speculation()
+        reply, user = self._ended[fact.response]
+        heard = reply.ended_by(Ticks(reply.start + fact.heard))
+        kept, text = reply.tokens[: reply.tokens_of_words(heard)], reply.text_of_words(heard)
+        open_before = self.dialogue.user
+        if not self.dialogue.correct(fact.response, user, tokens=kept, text=text):
+            heard, text = 0, ""
+        if self.reply is None and self.dialogue.user != open_before:
+            spoken = self.utterance.stable_text if self.utterance is not None else ""
+            self._reopened_text = self.dialogue.user.removesuffix(spoken).strip()
+        self._emit(HistoryChanged(self.id, fact.response, heard, text, (), False, True))
+        self._history_changed()
+
+    def _history_changed(self) -> None:
+        self._drop_speculation()
+        if self.reply is None:
+            self._make_room()
+        self._follow()
+
+    def _remember(self, reply: Reply) -> None:
+        self._ended[reply.response] = (reply, self.dialogue.user)
+        if len(self._ended) > REPLIES_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def on_reply_wanted(self, fact: ReplyWanted) -> None:
+        if len(self._wanted) >= REPLIES_WANTED_MAX:
+            said = f"{REPLIES_WANTED_MAX} replies are wanted already; ask again when one has ended."
+            self._emit(InputRefusal(self.id, "replies_full", said, fact.key))
+            return
+        self._wanted.append(fact)
+
+    def _begin_wanted(self, now: Nanos) -> None:
+        """A reply asked for begins when nothing is before it: no reply, no turn that is still being understood."""
+        busy = self.reply is not None or self.contest is not None or bool(self.waiting)
+        if not self._wanted or busy or (self.utterance is not None and self.utterance.ended):
+            return
+        wanted = self._wanted.popleft()
+        self._begin_reply(self._reopened(), ended_at=now, now=now, wanted=wanted)
+        if wanted.script:
+            self._recite(wanted.script, now)
+
+    def _recite(self, script: str, now: Nanos) -> None:
+        reply = self.reply
+        assert reply is not None
+        reply.recite(script, lambda word, first: self._plan.dialect.words(word, first=first))
+        reply.prefilled_at = reply.worded_at = now
+        self.dialogue.think(reply.tokens)
+        self._move_reply(ResponseState.RUNNING)
+        self._write(reply)
+        self._complete_if_over(now)
+
+    def _write(self, reply: Reply) -> None:
+        """Without a voice, words are out as soon as they are thought."""
+        if reply.speaks or not reply.to_talk:
+            return
+        first = len(reply.words)
+        self._emit_words(reply, first, reply.write())
+        if reply.state is ResponseState.RUNNING:
+            self._move_reply(ResponseState.STREAMING)
+
+    def _announce_calls(self, reply: Reply) -> None:
+        if reply is not self.reply:
+            return  # Made on suspicion: announced when the turn has ended.
+        for call in reply.take_calls(reply.calls_told):
+            reply.calls_told += 1
+            self._emit(CallMade(self.id, reply.response, call.name, call.arguments))
+
     # Stages came back ----------------------------------------------------------------------------------------------
 
     def on_finished(self, fact: StageFinished, now: Nanos) -> None:
@@ -487,8 +669,7 @@ class Session:
         contest = self.contest
         if contest is not None and contest.branch is not None and contest.dialogue is not None:
             carried = contest.dialogue.user if contest.dialogue.user_open else ""
-            carrying = contest.dialogue
-            preview = Dialogue(self._plan.dialect, exchanges=carrying.exchanges, long_term=carrying.long_term)
+            preview = contest.dialogue.past()
             preview.say(join(carried, stable))
             tokens = preview.tokens()
             if len(tokens) <= self._tokens_max:  # Beyond it the words wait: room is made when the turn is taken.
@@ -522,6 +703,7 @@ class Session:
         dialogue = self.dialogue if self.speculation is None else self.speculation.dialogue
         dialogue.think(result.tokens[:taken])
         context.follow(dialogue.tokens())
+        self._announce_calls(reply)
         if reply.to_talk:
             reply.thinking = False
             reply.worded_at = reply.worded_at or now
@@ -530,6 +712,7 @@ class Session:
             return
         if reply.state is ResponseState.ACCEPTED:
             self._move_reply(ResponseState.RUNNING)
+        self._write(reply)
         self._complete_if_over(now)
 
     def _talked(self, flight: Flight, result: TalkResult, now: Nanos) -> None:
@@ -628,15 +811,16 @@ class Session:
 
     # The reply's life ----------------------------------------------------------------------------------------------
 
-    def _begin_reply(self, text: str, *, ended_at: Nanos, now: Nanos) -> None:
+    def _begin_reply(self, text: str, *, ended_at: Nanos, now: Nanos, wanted: ReplyWanted | None = None) -> None:
         self._drop_speculation()
         self.dialogue.say(text)
         self.dialogue.close_user()
         self._make_room()
         self._follow()
-        self._accept(self._new_reply(now), ended_at=ended_at, now=now)
+        self._accept(self._new_reply(now, wanted), ended_at=ended_at, now=now)
 
-    def _new_reply(self, now: Nanos) -> Reply:
+    def _new_reply(self, now: Nanos, wanted: ReplyWanted | None = None) -> Reply:
+        limit = self._plan.reply_tokens_max
         return Reply(
             turn=self.turn,
             epoch=self.timeline.epoch,
@@ -645,13 +829,17 @@ class Session:
             accepted_at=now,
             sentences_max=self._plan.reply_sentences_max,
             words_enough=self._plan.reply_words_enough,
-            tokens_max=self._plan.reply_tokens_max,
+            tokens_max=min(limit, wanted.tokens_max) if wanted is not None and wanted.tokens_max else limit,
+            key=wanted.key if wanted is not None else "",
+            spoken=wanted is None or wanted.spoken,
         )
 
     def _accept(self, reply: Reply, *, ended_at: Nanos, now: Nanos) -> None:
         """From here on the reply exists for the person: it is announced, and will end exactly once."""
         self._response += 1
         reply.accept(ResponseId(self._response), self.turn, ended_at=ended_at, now=now)
+        reply.context_tokens = len(self.dialogue.tokens()) - len(reply.tokens)
+        reply.cached_tokens = min(len(self.context.ids), reply.context_tokens)
         self.reply = reply
         self._emit_response()
         self._enter(TurnState.THINKING)
@@ -664,7 +852,8 @@ class Session:
             self._drop_speculation()  # It supposes a dialogue that is about to change.
             if dropped := self.dialogue.slide():
                 keep = self._plan.long_term_tokens
-                self.dialogue.long_term = self.context.slide(len(self.dialogue.anchor), dropped, keep=keep)
+                if not self.dialogue.instructions:  # They are not pinned: behind them everything is prefilled again.
+                    self.dialogue.long_term = self.context.slide(len(self.dialogue.anchor), dropped, keep=keep)
                 self._monitor.count("exchanges_slid")
             elif self.dialogue.forget_words(WORDS_FORGOTTEN):
                 self._monitor.count("turn_words_forgotten", WORDS_FORGOTTEN)
@@ -693,12 +882,19 @@ class Session:
                 self.reply.outputs(),
                 self._sequence,
                 reason,
+                self.reply.key,
+                self.reply.context_tokens,
+                self.reply.cached_tokens,
+                len(self.reply.tokens),
+                self.reply.cut_short,
             )
         )
 
     def _emit_words(self, reply: Reply, first: int, words: list[PlacedWord]) -> None:
         self._sequence += 1
-        self._emit(ReplyWords(self.id, reply.response, reply.epoch, first, spoken_words(words), self._sequence))
+        text = reply.text_between(first, first + len(words))
+        placed = spoken_words(words)
+        self._emit(ReplyWords(self.id, reply.response, reply.epoch, first, placed, self._sequence, text))
 
     def _commit_heard(self, now: Nanos) -> None:
         """The ear has moved: chunks become HEARD, keys RECENT, words history."""
@@ -766,9 +962,14 @@ class Session:
         `words` are what the person has said since; the keys a branch already holds for them are kept.
         """
         self._release_latents(reply)
-        self.dialogue.finish_reply(kept=reply.tokens_of_words(heard), text=reply.text_of_words(heard))
+        self._remember(reply)
+        kept, text = reply.tokens_of_words(heard), reply.text_of_words(heard)
+        self.dialogue.finish_reply(kept=kept, text=text, response=reply.response)
         self.reply = None
-        self._reopened_text = self.dialogue.user if self.dialogue.user_open else ""
+        self._reopened_text = join(self.dialogue.user if self.dialogue.user_open else "", self._unanswered)
+        self._unanswered = ""
+        if self._reopened_text:
+            self.dialogue.say(self._reopened_text)
         if words:
             self.dialogue.say(join(self._reopened_text, words))
         self.context.follow(self.dialogue.tokens())
@@ -885,6 +1086,7 @@ class Session:
         self._accept(reply, ended_at=ended_at, now=now)
         if reply.tokens or reply.thought:
             self._move_reply(ResponseState.RUNNING)
+        self._announce_calls(reply)
         if reply.words:
             self._emit_words(reply, 0, reply.words)
         self._deliver(now)
@@ -937,7 +1139,7 @@ class Session:
         self.timeline.reported_at = now
         self._monitor.count("false_alarms")
         self._monitor.note(now, self.id, "resumed")
-        spoken = self._drop_utterance()
+        spoken = self._drop_utterance(TurnOutcome.OVERHEARD)
         if spoken:
             self._emit(UserWords(self.id, self.turn, spoken, len(spoken), True))
             if content_words(spoken) and not told:
@@ -953,11 +1155,18 @@ class Session:
             self.contest.branch.close()
             self.contest.branch = None
 
-    def _drop_utterance(self) -> str:
+    def _drop_utterance(self, outcome: TurnOutcome = TurnOutcome.TAKEN) -> str:
         utterance, self.utterance = self.utterance, None
         if utterance is None:
             return ""
         self._window_floor = utterance.input_end
+        span = Span(utterance.onset, utterance.input_end)
+        if outcome is TurnOutcome.TAKEN and not utterance.text:
+            outcome = TurnOutcome.EMPTY
+        key, self._turn_key = self._turn_key, ""
+        self._emit(TurnSettled(self.id, self.turn, span, utterance.text, outcome, key))
+        if self._next_onset is not None:
+            self._reopen(self._next_onset)
         return utterance.text
 
     def _advance_here(self, now: Nanos) -> None:
@@ -1023,7 +1232,9 @@ class Session:
     # End of turn ---------------------------------------------------------------------------------------------------
 
     def _came_to_nothing(self, utterance: Utterance) -> bool:
-        """A hint of a voice that no block confirmed."""
+        """A hint of a voice that no block confirmed, or a turn that was ended before one did."""
+        if self.contest is None and utterance.voiced_ticks == 0 and utterance.ended:
+            return True
         return self.contest is None and utterance.voiced_ticks == 0 and utterance.silence >= IDLE_UTTERANCE_MAX
 
     def _turn_may_end(self) -> bool:
@@ -1033,6 +1244,8 @@ class Session:
             return False
         if not utterance.complete:
             return False
+        if utterance.ended or self._turns_by_client:
+            return utterance.ended
         utterance.weigh()
         return isinstance(self._verdict(utterance), End)
 
@@ -1056,6 +1269,9 @@ class Session:
                 return
         whole = join(self._reopened(), text)
         self._emit(UserWords(self.id, self.turn, whole, len(whole), True))
+        if not self._auto_reply:
+            self._keep_turn(text, whole)
+            return
         if self.reply is not None:
             if not self._refuse_at_bound(""):
                 self.waiting.append((whole, ended_at))
@@ -1077,12 +1293,13 @@ class Session:
             self._settle_contest(now)
         self._decide(now)
         if self.utterance is not None and self._came_to_nothing(self.utterance):
-            self._drop_utterance()
+            self._drop_utterance(TurnOutcome.EMPTY)
         if self._turn_may_end():
             self._end_turn(now)
-        elif self.reply is None:
+        elif self.reply is None and self._auto_reply and not self._turns_by_client:
             self._speculate(now)
         self._deliver(now)
+        self._begin_wanted(now)
         reply = self.reply
         if reply is not None and self._too_late(reply, now):
             self._fail_reply("no sound within the response deadline", now)
@@ -1199,11 +1416,14 @@ class Session:
         # In a silence the next reading is the last one: it needs some of that silence, and the ears to be free.
         eager = self.reply is None and self.may_speculate and self._allow_speculation and utterance.silence == 0
         every = PARTIAL_EAGER if eager else PARTIAL_EVERY
-        return utterance.wanted(self.copied_until, final=utterance.silence >= self._final_after, every=every)
+        final = utterance.ended or utterance.silence >= self._final_after
+        return utterance.wanted(self.copied_until, final=final, every=every)
 
     def _wants_judge(self) -> bool:
         utterance = self.utterance
         if utterance is None or self.contest is not None or utterance.voiced_ticks == 0:
+            return False
+        if self._turns_by_client or utterance.ended:
             return False
         if self._plan.stage(Role.JUDGE) is None or utterance.judging is not None or self._busy.get(Role.JUDGE):
             return False

@@ -66,6 +66,7 @@ class Utterance:
         self.judging: Ticks | None = None  #: silence at which the running judgement was asked
         self.answered: tuple[Ticks, float] | None = None  #: an answer that waits for the words of the same audio
         self.listening: ListenWindow | None = None
+        self.ended = False  #: the client says that nothing more belongs to it
         self._final_misses = 0
         self._pauses: list[Ticks] = []
         self._quietest: tuple[float, Ticks] = (2.0, start)

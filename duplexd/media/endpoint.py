@@ -158,6 +158,17 @@ class EndpointRule:
         return sum(row.silence <= silence for row in self.rows) - 1
 
 
+def silence_rule(silence_ms: float) -> EndpointRule:
+    """Silence alone ends a turn, however its words end."""
+    return EndpointRule((), silence_max=Scale(silence_ms, silence_ms, silence_ms, silence_ms))
+
+
+def patient_rule(rule: EndpointRule, patience_ms: float) -> EndpointRule:
+    """The witnesses of a rule, and more patience with whom they do not call finished."""
+    most = Scale(*(max(limit, patience_ms) for limit in rule.silence_max.values))
+    return EndpointRule(rule.rows, silence_max=most)
+
+
 def default_rule() -> EndpointRule:
     """What scripts/evaluate_endpoint recommends; its figures stand in docs/endpoint.md."""
     rows = (

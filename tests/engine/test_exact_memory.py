@@ -54,6 +54,9 @@ class TinyDialect:
     def anchor(self) -> list[int]:
         return [1, 2, 3, 4, 5]
 
+    def instruct(self, text: str) -> list[int]:
+        return [16, *self.words(text, first=True)]
+
     def open_user(self) -> list[int]:
         return [10, 11]
 

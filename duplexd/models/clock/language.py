@@ -4,7 +4,9 @@
     0                                anchor
     1, 2, 3, 4                       person opens, person closes and reply opens, reply closes, end
     5                any word        a word of the person
-    100 + n          "n"             the person said the number n: the reply has n words
+    6                                instructions of a client begin
+    7                the call below  the reply is a call of the function "number"; END follows
+    100 + n          "n"             the person said the number n: the reply has n words; from 700 on it is a call
     1000 + 2 w + l   "r-k" "," "."   word k of reply r, w = 64 r + k; l: it is the last
 
 A clause has four words. Word k of reply r sounds as word `32 r + k` of the tone code (`media.tones`).
@@ -12,13 +14,18 @@ A clause has four words. Word k of reply r sounds as word `32 r + k` of the tone
 
 from __future__ import annotations
 
+import re
+
 from duplexd.media.tones import WORDS_PER_REPLY_MAX
 
 WORDS_PER_CLAUSE = 4
 REPLY_WORDS = 12
-ANCHOR, OPEN_USER, CLOSE_USER, CLOSE_REPLY, END, WORD = range(6)
+ANCHOR, OPEN_USER, CLOSE_USER, CLOSE_REPLY, END, WORD, INSTRUCT, CALL = range(8)
 NUMBER = 100
+CALL_FROM = 700  #: a person who says a number from here on has a function called
 SPOKEN = 1000
+CALL_TEXT = '<tool_call>{"name": "number", "arguments": {"asked": true}}</tool_call>'
+_SPOKEN_WORD = re.compile(r"(\d{1,2})-(\d{1,2})")
 
 
 def spoken(reply: int, word: int, *, last: bool) -> int:
@@ -43,8 +50,10 @@ def following(tokens: list[int]) -> int:
     """
     opened = max(i for i, token in enumerate(tokens) if token == CLOSE_USER)
     said = [token for token in tokens[opened + 1 :] if token >= SPOKEN]
-    if said and parts(said[-1])[2]:
+    if (said and parts(said[-1])[2]) or CALL in tokens[opened + 1 :]:
         return END
+    if not said and _number_said(tokens[:opened]) >= CALL_FROM:
+        return CALL
     earlier = [token for token in tokens[:opened] if token >= SPOKEN]
     reply = parts(said[-1])[0] if said else (parts(earlier[-1])[0] + 1 if earlier else 0)
     word = parts(said[-1])[1] + 1 if said else 0
@@ -53,18 +62,26 @@ def following(tokens: list[int]) -> int:
 
 def _length(before: list[int]) -> int:
     """The person's newest number says how many words they want to hear."""
+    number = _number_said(before)
+    return min(number, WORDS_PER_REPLY_MAX) if number else REPLY_WORDS
+
+
+def _number_said(before: list[int]) -> int:
+    """The newest number of the person's newest turn; 0 without one."""
     for token in reversed(before):
         if token == OPEN_USER:
             break
         if NUMBER < token < SPOKEN:
-            return min(token - NUMBER, WORDS_PER_REPLY_MAX)
-    return REPLY_WORDS
+            return token - NUMBER
+    return 0
 
 
 class ClockStream:
     """Tokens to text."""
 
     def push(self, token: int) -> str:
+        if token == CALL:
+            return CALL_TEXT
         reply, word, last = parts(token)
         mark = "." if last else "," if word % WORDS_PER_CLAUSE == WORDS_PER_CLAUSE - 1 else ""
         return f"{' ' if word else ''}{reply}-{word}{mark}"
@@ -75,6 +92,9 @@ class ClockDialect:
 
     def anchor(self) -> list[int]:
         return [ANCHOR]
+
+    def instruct(self, text: str) -> list[int]:
+        return [INSTRUCT, *self.words(text, first=True)]
 
     def open_user(self) -> list[int]:
         return [OPEN_USER]
@@ -94,4 +114,6 @@ class ClockDialect:
 
 def _word(word: str) -> int:
     digits = word.strip(".,!?")
+    if told := _SPOKEN_WORD.fullmatch(digits):  # What a reply said comes back as history.
+        return spoken(int(told[1]), int(told[2]), last=False)
     return NUMBER + int(digits) if digits.isdigit() and 0 < int(digits) < SPOKEN - NUMBER else WORD

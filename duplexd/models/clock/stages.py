@@ -136,8 +136,11 @@ class Talker(ClockStage):
 
 
 def _number(word: str) -> int:
-    reply, number = word.strip(",.").split("-")
-    return language.tone_index(int(reply), int(number))
+    """Words of a reply have tones of their own; a number that is to be read aloud has its own, any other word none."""
+    reply, dash, number = word.strip(",.").partition("-")
+    if dash and reply.isdigit() and number.isdigit():
+        return language.tone_index(int(reply), int(number))
+    return min(int(reply), tones.WORDS_MAX - 1) if reply.isdigit() else 0
 
 
 class Renderer(ClockStage):

@@ -45,6 +45,10 @@ class Dialect:
             ids += [*self._open[_CHARACTER], *self.words(turn.character, first=True), *self._close]
         return ids
 
+    def instruct(self, text: str) -> list[int]:
+        """Instructions of a client, behind the anchor and before the first turn."""
+        return [*self._open[_SYSTEM], *self.words(text, first=True), *self._close]
+
     def open_user(self) -> list[int]:
         """Starts a turn of the person."""
         return list(self._open[_PERSON])
