@@ -124,6 +124,7 @@ class TurnSettingChanged(Message, frozen=True):
     auto_reply: bool | None = None  #: a turn that has ended is answered; otherwise `ReplyWanted` is waited for
     silence_ms: float | None = None  #: silence alone ends a turn after this long; 0: the model's own rule
     patience_ms: float | None = None  #: with the model's own rule: silence that ends a turn whatever the judge says
+    eager: bool | None = None  #: a voice over the reply interrupts once it is long enough, whatever it says
 
 
 class TurnEnded(Message, frozen=True):
@@ -144,6 +145,12 @@ class ReplyWanted(Message, frozen=True):
     spoken: bool = True  #: False: text alone; what is written counts as heard
     script: str = ""  #: the words to say, thought up by somebody else; empty: the thinker's own
     tokens_max: int = 0  #: 0: the model's own limit
+
+
+class ReplyUnwanted(Message, frozen=True):
+    """The reply asked for under this key is not wanted any more; one that lives is cut where the ear is."""
+
+    key: str
 
 
 class ConditionSet(Message, frozen=True):
@@ -206,6 +213,7 @@ Fact = (
     | TurnEnded
     | InputCleared
     | ReplyWanted
+    | ReplyUnwanted
     | ConditionSet
     | HistorySet
     | HistoryCut

@@ -7,6 +7,7 @@ The rules are tried in order; the first that applies decides:
     1. the person pressed stop                                       -> ADVANCE
     2. no word of the reply was heard yet, and the voice is no echo  -> ADVANCE once the voice is `voice_min` long:
                                                                         the person simply goes on
+       a client that wants any voice to interrupt: a voice of `voice_min` that is no echo -> ADVANCE
     3. the sound is over, and most of it was the character itself    -> RESUME
     4. a command ("stop"), or words that are more than an acknowledgement and not the reply's own: two that two
        partials agree on while the voice goes on, one when it is over -> ADVANCE
@@ -46,6 +47,7 @@ class VoiceView(msgspec.Struct, frozen=True):
     audible: bool  #: something of the reply was there to be heard when the voice began
     cancelled: bool  #: the person's echo is cancelled before it gets here
     reply_tail: str  #: what the character said last, up to the cursor and a little beyond
+    eager: bool = False  #: the client wants any voice to interrupt
 
 
 class BargeInTunables(msgspec.Struct, frozen=True):
@@ -89,6 +91,8 @@ class BargeInRule:
         if view.source == "stop":
             return Decision.ADVANCE
         goes_on = not view.reply_heard and view.cancelled and view.echo == 0
+        if view.eager and view.voiced >= max(t.voice_min, view.echo):
+            return Decision.ADVANCE
         if (goes_on or not view.audible) and view.voiced >= t.voice_min:
             return Decision.ADVANCE
         # The page hears a soft beginning before the server does: until then quiet proves nothing.

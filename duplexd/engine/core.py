@@ -56,6 +56,7 @@ from duplexd.messages import (
     Metrics,
     Modality,
     RefuseSession,
+    ReplyUnwanted,
     ReplyWanted,
     SessionClosed,
     SessionOpened,
@@ -256,6 +257,8 @@ class EngineCore:
                 session.on_input_cleared(now)
             case ReplyWanted():
                 session.on_reply_wanted(event)
+            case ReplyUnwanted():
+                session.on_reply_unwanted(event.key, now)
             case ConditionSet():
                 session.on_condition(event)
             case HistorySet():

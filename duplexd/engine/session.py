@@ -248,6 +248,7 @@ class Session:
         self._reopened_text = ""  #: words of a turn whose reply nobody heard: what is said next belongs to it
         self._turns_by_client = False
         self._auto_reply = True
+        self._eager = False
         self._turn_key = ""  #: of the `TurnEnded` that ends the turn being spoken
         self._next_onset: Ticks | None = None  #: a voice that began while an ended turn was still being understood
         self._unanswered = ""  #: turns that ended over a reply and that nobody is to answer by itself
@@ -436,6 +437,8 @@ class Session:
             self._use_endpoint(silence_rule(fact.silence_ms) if fact.silence_ms > 0 else self._model_endpoint)
         if fact.patience_ms is not None and self._plan.stage(Role.JUDGE) is not None:
             self._use_endpoint(patient_rule(self._model_endpoint, fact.patience_ms))
+        if fact.eager is not None:
+            self._eager = fact.eager
         self._drop_speculation()
         self._follow()
 
@@ -544,6 +547,11 @@ class Session:
             self._emit(InputRefusal(self.id, "replies_full", said, fact.key))
             return
         self._wanted.append(fact)
+
+    def on_reply_unwanted(self, key: str, now: Nanos) -> None:
+        self._wanted = deque(wanted for wanted in self._wanted if wanted.key != key)
+        if self.reply is not None and self.reply.key == key:
+            self._advance_here(now)
 
     def _begin_wanted(self, now: Nanos) -> None:
         """A reply asked for begins when nothing is before it: no reply, no turn that is still being understood."""
@@ -1117,6 +1125,7 @@ class Session:
             audible=contest.audible,
             cancelled=self.echo_cancelled,
             reply_tail=tail,
+            eager=self._eager,
         )
 
     def _decide(self, now: Nanos) -> None:
@@ -1256,7 +1265,7 @@ class Session:
     def _end_turn(self, now: Nanos) -> None:
         utterance = self.utterance
         assert utterance is not None
-        ended_at = utterance.voiced_at
+        ended_at, by_client = utterance.voiced_at, utterance.ended
         text = self._drop_utterance()
         self._monitor.count("turns")
         self._monitor.note(now, self.id, "turn_ended", ended_at)
@@ -1269,17 +1278,18 @@ class Session:
                 return
         whole = join(self._reopened(), text)
         self._emit(UserWords(self.id, self.turn, whole, len(whole), True))
-        if not self._auto_reply:
+        if not self._auto_reply or by_client:
             self._keep_turn(text, whole)
             return
         if self.reply is not None:
             if not self._refuse_at_bound(""):
                 self.waiting.append((whole, ended_at))
             return
-        if self.speculation is not None and self.speculation.answers(whole):
+        wanted = self._wanted.popleft() if self._wanted else None  # A reply asked for meanwhile is this turn's.
+        if wanted is None and self.speculation is not None and self.speculation.answers(whole):
             self._confirm_speculation(self.speculation, ended_at=ended_at, now=now)
         else:
-            self._begin_reply(whole, ended_at=ended_at, now=now)
+            self._begin_reply(whole, ended_at=ended_at, now=now, wanted=wanted)
 
     # What it wants -------------------------------------------------------------------------------------------------
 

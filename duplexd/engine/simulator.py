@@ -143,7 +143,7 @@ class SimWorld:
             pcm = self.media.outputs[command.slot]
             self.at(now, lambda: SlotsFreed((command.slot,)))
             if listener is not None:
-                listener.line.publish(command, pcm)
+                listener.publish(command, pcm)
         elif listener is not None:
             listener.take(command, now)
 
@@ -324,6 +324,9 @@ class SimListener:
         self.line.on_report(report, now, muted=muted, silent=False)
 
     # News and orders ------------------------------------------------------------------------------------
+
+    def publish(self, news: PublishChunk, pcm: NDArray[np.int16]) -> None:
+        self.line.publish(news, pcm)
 
     def take(self, news: Any, now: Nanos) -> None:
         if isinstance(news, AdvanceEpoch):

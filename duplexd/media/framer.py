@@ -88,6 +88,11 @@ class Framer:
         """Start of the next block: everything before it has left."""
         return ticks_from_samples(self._next, INPUT_RATE)
 
+    @property
+    def newest(self) -> Ticks:
+        """End of the newest sample."""
+        return ticks_from_samples(self._newest, INPUT_RATE)
+
     def push(self, pcm: Samples, rtp: int) -> list[AudioBlock]:
         """One decoded frame with the RTP timestamp of its first sample; returns the blocks that are ready, in order.
 

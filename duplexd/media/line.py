@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from duplexd.ids import Epoch, ResponseId, SessionId, TurnId
 from duplexd.media.echo import EchoReference, EchoRule
 from duplexd.media.framer import AudioBlock, Framer
-from duplexd.media.playout import FRAME, Pcm, Place, Playout
-from duplexd.media.vad import Started, Stopped, VoiceGate
+from duplexd.media.playout import FRAME, Pcm, Place, Playout, Taken
+from duplexd.media.vad import GateRule, Started, Stopped, VoiceGate
 from duplexd.messages import (
     AdvanceEpoch,
     Cursor,
@@ -38,6 +38,7 @@ from duplexd.messages import (
     VoiceStarted,
 )
 from duplexd.units import (
+    BLOCK_SAMPLES,
     INPUT_RATE,
     NANOS_PER_MS,
     Nanos,
@@ -45,9 +46,11 @@ from duplexd.units import (
     Ticks,
     ms_from_nanos,
     ms_from_ticks,
+    nanos_from_ticks,
     samples_from_ticks,
     ticks_from_ms,
     ticks_from_nanos,
+    ticks_from_samples,
 )
 
 HOLD_MAX = Nanos(2000 * NANOS_PER_MS)
@@ -58,6 +61,7 @@ ASSUMED_BOUND = ticks_from_ms(120)
 REPORTS_MISSED_AFTER = Nanos(1500 * NANOS_PER_MS)
 INPUT_LOST_AFTER = Nanos(700 * NANOS_PER_MS)
 ECHO_GAIN_CANCELLED = 0.01  #: strongest echo assumed behind a canceller, as power: -20 dB (measured: -62 dB)
+_BLOCK = ticks_from_samples(BLOCK_SAMPLES, INPUT_RATE)
 TEXTS_MAX = 4  #: typed turns that wait for a cut; at the bound they all stop waiting, oldest first
 REHOLD_AFTER = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
 
@@ -104,6 +108,7 @@ class Hold(msgspec.Struct):
     since: Nanos
     position: Ticks
     epoch: Epoch
+    is_cut: bool = False  #: the client stopped the reply: whatever the engine says, its rest is not played
 
 
 class Muted(msgspec.Struct, frozen=True):
@@ -142,10 +147,12 @@ class Line:
         gate: VoiceGate | None = None,
         hold_max: Nanos = HOLD_MAX,
         echo_warmup: Nanos = Nanos(0),
+        holds: bool = True,
     ) -> None:
         self.session = session
         self.playout = Playout(rate=rate)
         self.allow_barge_in = allow_barge_in
+        self.holds = holds  #: a voice over the reply freezes it; else the reply plays on while the voice is judged
         self.silent = False  #: the page's sound is blocked: nothing is being heard
         self.hold: Hold | None = None
         self.framer = Framer()
@@ -208,7 +215,7 @@ class Line:
             if self._may_hold(now):
                 self._order_hold(now, at=fact.at, source="server")
             else:
-                if self.hold is None and self.audible(now):
+                if self.holds and self.hold is None and self.audible(now):
                     self._waiting_voice = fact.at
                 self._out.append(self._voice_started(now, at=fact.at, source="server", place=self._ear(now)))
 
@@ -220,7 +227,14 @@ class Line:
 
     def _may_hold(self, now: Nanos) -> bool:
         warm = self._first_sound_at is not None and now - self._first_sound_at >= self._echo_warmup
-        return self.allow_barge_in and self.hold is None and warm and now >= self._rest_until and self.audible(now)
+        return (
+            self.holds
+            and self.allow_barge_in
+            and self.hold is None
+            and warm
+            and now >= self._rest_until
+            and self.audible(now)
+        )
 
     # The page ------------------------------------------------------------------------------------------------------
 
@@ -246,6 +260,65 @@ class Line:
         else:
             self._out.append(self._voice_started(now, at=self.framer.position, source="stop", place=self._ear(now)))
 
+    def cut(self, position: Ticks | None, now: Nanos) -> None:
+        """The client stops the reply: silence from here on. `position`: where its ear stands; None: it does not say.
+
+        The engine's answer is a new epoch, or, when the reply had ended by itself meanwhile, a resume that plays
+        nothing.
+        """
+        if self.hold is not None:
+            self.hold.is_cut = True
+            if position is not None:
+                self.hold.position = position
+            at = Place(self.hold.epoch, self.hold.position, Ticks(0))
+            where = self.framer.position
+            self._out.append(self._voice_started(now, at=where, source="stop", place=at, hold=self.hold.hold))
+            return
+        place = self._ear(now)
+        epoch = self.playout.epoch
+        if position is not None:
+            place = Place(epoch, position, Ticks(0))
+        elif place is None or place.epoch != epoch:
+            place = Place(epoch, self.playout.begin, Ticks(0))  # Nothing of this epoch has been heard yet.
+        bound = Ticks(0) if position is not None else self._bound_now(now)
+        self._begin_hold(now, at=self.framer.position, source="stop", place=place, bound=bound, known=position)
+        assert self.hold is not None
+        self.hold.is_cut = True
+        if position is None:
+            self.answer_hold(self.hold.hold, now)
+
+    def answer_hold(self, hold: int, now: Nanos) -> None:
+        """Nobody at the other end can say where the ear stands: the estimate is the answer, and says that it is one."""
+        if self.hold is None or self.hold.hold != hold:
+            return
+        assumed = self._reports_missed(now)
+        cursor = Cursor(self.hold.epoch, self.hold.position, now)
+        self._out.append(HoldAnswered(self.session, hold, cursor, self._bound_now(now), assumed=assumed))
+
+    def _bound_now(self, now: Nanos) -> Ticks:
+        return ASSUMED_BOUND if self._reports_missed(now) else BOUND
+
+    def heard_until(self, position: Ticks, now: Nanos) -> None:
+        """The client says that its ear stands at this position of the present epoch."""
+        pts = self.playout.pts_of(self.playout.epoch, position)
+        if pts is not None:
+            report = EarReport(pts, now, network=Ticks(0), jitter_buffer=Ticks(0), output=Ticks(0))
+            self.on_report(report, now, muted=False, silent=False)
+
+    def listen_anew(self, *, threshold: float | None = None) -> None:
+        """What was being said ends here as far as the gate is concerned; a voice that goes on begins again."""
+        rule = self._gate.rule
+        if threshold is not None:
+            rule = GateRule(start=max(threshold, 0.05), stop=max(0.04, min(threshold, threshold * 0.7)))
+        self._gate = VoiceGate(rule)
+        self._waiting_voice = None
+
+    def end_input(self, now: Nanos) -> None:
+        """Nothing more comes for the moment: the samples that wait for a whole block leave as one."""
+        rest = self.framer.newest - self.framer.position
+        if rest > 0:
+            self._take_blocks(self.framer.advance(Ticks(self.framer.position + _BLOCK)), now)
+
     def _insist(self, at: Muted | None, now: Nanos) -> None:
         """A stop during a hold: the hold stands, and its voice is not judged any more (a cough would be resumed)."""
         assert self.hold is not None
@@ -267,13 +340,23 @@ class Line:
         place = self.playout.place(self._clamp(muted.pts))
         self._begin_hold(now, at=at, source=source, place=place, bound=muted.bound)
 
-    def _begin_hold(self, now: Nanos, *, at: Ticks, source: str, place: Place | None, bound: Ticks = BOUND) -> None:
+    def _begin_hold(
+        self,
+        now: Nanos,
+        *,
+        at: Ticks,
+        source: str,
+        place: Place | None,
+        bound: Ticks = BOUND,
+        known: Ticks | None = None,
+    ) -> None:
         self._holds += 1
         self._waiting_voice = None
         position = place.position if place is not None else Ticks(0)
         self.hold = Hold(self._holds, now, position, self.playout.epoch)
         self.playout.hold()
-        self._out.append(self._voice_started(now, at=at, source=source, place=place, hold=self._holds, bound=bound))
+        started = self._voice_started(now, at=at, source=source, place=place, hold=self._holds, bound=bound)
+        self._out.append(started if known is None else msgspec.structs.replace(started, assumed=False))
 
     def _voice_started(
         self, now: Nanos, *, at: Ticks, source: str, place: Place | None, hold: int = 0, bound: Ticks = BOUND
@@ -344,6 +427,11 @@ class Line:
     def resume(self, news: ResumePlayback, now: Nanos) -> None:
         if self.hold is None or self.hold.hold != news.hold:
             return
+        if self.hold.is_cut:
+            self.playout.discard()
+            self.hold = self._waiting_voice = None
+            self._release_texts()
+            return
         self._resume(now)
 
     def _resume(self, now: Nanos) -> None:
@@ -375,6 +463,24 @@ class Line:
         if self._first_sound_at is None and frame.any():
             self._first_sound_at = now
         return frame
+
+    def take(self, now: Nanos) -> Taken | None:
+        """All content that waits, piece by piece, for a transport without a clock: it is played behind what was taken
+        before, or now.
+        """
+        pts = max(self.next_pts, self._pts_at(now))
+        taken = self.playout.take(pts)
+        if taken is None:
+            return None
+        self.next_pts = pts + int(ticks_from_samples(len(taken.pcm), self.playout.rate))
+        if self._echo is not None:
+            ahead = nanos_from_ticks(max(0, pts - self._pts_at(now)))
+            sound = _at_input_rate(taken.pcm, self.playout.rate)
+            self._echo.play(sound, self._input_index(Nanos(now + ahead)))
+        if self._latency is not None and self._sent_at == 0:
+            self._sent_at = now
+        self._first_sound_at = self._first_sound_at or now
+        return taken
 
     def _input_index(self, now: Nanos) -> int:
         """Sample of the person's audio that arrives now. What is sent now comes back a round trip later."""

@@ -52,6 +52,13 @@ class Place(msgspec.Struct, frozen=True):
     past: Ticks
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """Content handed to a transport that has no clock of its own: what stands at `position` and after it."""
+
+    position: Ticks
+    pcm: Pcm
+
+
 class Playout:
     """One session's voice output on its way to the transport.
 
@@ -87,6 +94,7 @@ class Playout:
         self._log: deque[Entry] = deque(maxlen=log_max)
         self._queued_max = queued_max
         self._expecting = False  #: more of this reply is to come
+        self._taken_until = -1  #: pts behind what was taken last of a reply that is not over
         self._starved_at: int | None = None
 
     # The engine's side ---------------------------------------------------------------------------------------------
@@ -115,12 +123,12 @@ class Playout:
         self._queued = 0
         self.forget_after(at)
         self.epoch, self.held, self.delivered = epoch, False, at
-        self._expecting, self._starved_at = False, None
+        self._expecting, self._starved_at, self._taken_until = False, None, -1
         return flushed
 
     def finish(self) -> None:
         """The reply is over: what ran dry at its end was its end, not a gap."""
-        self._expecting = False
+        self._expecting, self._taken_until = False, -1
         if self._starved_at is not None:
             self.underruns -= 1
             self._starved_at = None
@@ -176,6 +184,28 @@ class Playout:
         self._watch_starvation(pts, filled)
         return frame
 
+    def take(self, pts: int) -> Taken | None:
+        """All of the next piece, to be played from `pts` on, without silence around it; None while there is none."""
+        if self.held or not self._queue:
+            return None
+        piece = self._queue[0]
+        taken = Taken(piece.start, piece.pcm)
+        if 0 <= self._taken_until < pts:
+            self.underruns += 1
+            self.underrun_ticks += pts - self._taken_until
+        self._note(pts, piece, len(piece.pcm))
+        over = not self._queue and not self._expecting
+        self._taken_until = -1 if over else pts + len(taken.pcm) * self._ticks_per_sample
+        return taken
+
+    def discard(self) -> None:
+        """Nothing of what waits is played, although its epoch goes on: its reply was stopped at its very end."""
+        self.dropped_samples += sum(len(piece.pcm) for piece in self._queue)
+        self._queue.clear()
+        self._sent.clear()
+        self._queued, self.held, self._taken_until = 0, False, -1
+        self.finish()
+
     def _note(self, pts: int, piece: Piece, count: int) -> None:
         ticks = count * self._ticks_per_sample
         taken = Piece(piece.epoch, piece.start, piece.pcm[:count])
@@ -211,11 +241,23 @@ class Playout:
         return Ticks(self._queued)
 
     @property
+    def begin(self) -> Ticks:
+        """Where the content of the present epoch begins, as far as it is remembered."""
+        return next((entry.position for entry in self._log if entry.epoch == self.epoch), self.delivered)
+
+    @property
     def quiet(self) -> bool:
         """Nothing is queued: only silence goes out."""
         return not self._queue
 
     # The ear's side ------------------------------------------------------------------------------------------------
+
+    def pts_of(self, epoch: Epoch, position: Ticks) -> int | None:
+        """Where a position stood last; None when it never did, or so long ago that it is forgotten."""
+        for entry in reversed(self._log):
+            if entry.epoch == epoch and entry.position <= position <= entry.position + entry.length:
+                return entry.pts + position - entry.position
+        return None
 
     def place(self, pts: int) -> Place | None:
         """What the ear has reached when it hears `pts`; None before the first content. O(entries after it)."""

@@ -1,0 +1,1 @@
+"""The OpenAI Realtime (GA) protocol: one core without sockets, and the transports that carry it."""

@@ -1,0 +1,264 @@
+"""One person's line and its protocol, joined; without sockets.
+
+    text of the client -> RealtimeSession -> orders -> Line, facts for the engine
+    news of the engine -> Line, RealtimeSession -> events for the client
+
+1. On a WebSocket there is no track: sound that was appended is fed to the line at most `FEED_SPEED` times as fast as it
+   was spoken, and the character's sound leaves as soon as there is any.
+2. A turn the client ends is ended behind all sound that was appended before; so is what the client orders after it.
+3. Everything that waits has a bound; what goes beyond it is refused with an error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duplexd.media.line import FlushOrder, HoldOrder, LatencyReady, Line, ResumeOrder
+from duplexd.messages import (
+    AdvanceEpoch,
+    InputCleared,
+    LatencyMeasured,
+    PublishChunk,
+    ReplyUnwanted,
+    ResponseChanged,
+    ResponseState,
+    ResumePlayback,
+    TurnEnded,
+)
+from duplexd.units import INPUT_RATE, NANOS_PER_SECOND, Nanos, Ticks, ms_from_ticks, ticks_from_samples
+from duplexd.webrtc.realtime.orders import ClearInput, Cut, EndTurn, Feed, Goodbye, Heard, Listening
+from duplexd.webrtc.realtime.session import RealtimeSession, Transport
+
+FEED_SPEED = 4.0  #: times real time
+FEED_BURST = INPUT_RATE // 5  #: samples that may be fed at once
+FEED_FRAME = 320  #: samples handed to the line at a time: 20 ms
+GAPS_KEPT = 64
+
+
+class InputQueue:
+    """Sound that waits to be heard, and what must not overtake it."""
+
+    def __init__(self, *, samples_max: int) -> None:
+        self._items: deque[Any] = deque()
+        self._samples = 0
+        self._samples_max = samples_max
+        self._credit = float(FEED_BURST)
+        self._at = Nanos(0)
+        self.marks = 0  #: items that are no sound
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def push(self, pcm: NDArray[np.int16]) -> bool:
+        """False when there is no room for it."""
+        if self._samples + len(pcm) > self._samples_max:
+            return False
+        self._items.append(pcm)
+        self._samples += len(pcm)
+        return True
+
+    def mark(self, item: Any) -> None:
+        self._items.append(item)
+        self.marks += 1
+
+    def clear_sound(self) -> None:
+        kept = [item for item in self._items if not isinstance(item, np.ndarray)]
+        self._items = deque(kept)
+        self._samples = 0
+
+    def pop(self, now: Nanos) -> Any | None:
+        """The next piece of sound that may be heard by now, or the mark that comes before it."""
+        gained = max(0, now - self._at) / NANOS_PER_SECOND * INPUT_RATE * FEED_SPEED
+        self._credit, self._at = min(float(FEED_BURST), self._credit + gained), now
+        if not self._items:
+            return None
+        first = self._items[0]
+        if not isinstance(first, np.ndarray):
+            self.marks -= 1
+            return self._items.popleft()
+        count = min(len(first), FEED_FRAME)
+        if self._credit < count:
+            return None
+        self._credit -= count
+        self._samples -= count
+        if count == len(first):
+            self._items.popleft()
+        else:
+            self._items[0] = first[count:]
+        return first[:count]
+
+
+class Bridge:
+    """Everything of one session that is not a socket.
+
+    `facts()` are for the engine (blocks of sound among them), `events()` for the client, `goodbye` says that both are
+    the last.
+    """
+
+    def __init__(self, *, line: Line, session: RealtimeSession) -> None:
+        self.line = line
+        self.session = session
+        self.goodbye: Goodbye | None = None
+        self._by_socket = session.transport is Transport.WEBSOCKET
+        self._queue = InputQueue(samples_max=round(session.limits.input_ms_max * INPUT_RATE / 1000))
+        self._facts: deque[Any] = deque()
+        self._fed = Ticks(0)
+        self._gaps: deque[tuple[Ticks, Ticks]] = deque(maxlen=GAPS_KEPT)  #: (where, all gaps up to there)
+        self.latencies: deque[LatencyReady] = deque(maxlen=16)
+        session.input_ms = self.input_ms
+        line.holds = not self._by_socket
+
+    def open(self, now: Nanos) -> None:
+        self.session.open(now)
+        self._carry(now)
+
+    # In ---------------------------------------------------------------------------------------------------------------
+
+    def on_text(self, text: str | bytes, now: Nanos) -> None:
+        self.session.on_text(text, now)
+        self._carry(now)
+        self._feed(now)
+
+    def on_audio(self, pcm: NDArray[np.int16], rtp: int, now: Nanos) -> None:
+        """Sound of a track, 16 kHz."""
+        self.line.on_audio(pcm, rtp, now)
+        self._carry(now)
+
+    def take(self, news: Any, now: Nanos, pcm: NDArray[np.int16] | None = None) -> None:
+        """News of the engine; the sound of a chunk comes with it."""
+        match news:
+            case PublishChunk():
+                assert pcm is not None
+                if self.line.publish(news, pcm):
+                    self.session.on_chunk(news)
+                self._pump(now)
+            case AdvanceEpoch():
+                self.line.advance(news)
+                self.session.on_news(news, now)
+            case ResumePlayback():
+                self.line.resume(news, now)
+                self._pump(now)
+            case LatencyMeasured():
+                self.line.measure(news)
+                self.session.on_news(news, now)
+            case ResponseChanged():
+                if news.state is ResponseState.COMPLETED:
+                    self.line.playout.finish()
+                self.session.on_news(news, now)
+            case _:
+                self.session.on_news(news, now)
+        self._carry(now)
+
+    def tick(self, now: Nanos) -> None:
+        """Every 20 ms."""
+        self._feed(now)
+        self.line.tick(now)
+        self._note_gap()
+        self._pump(now)
+        self.session.tick(now)
+        self._carry(now)
+
+    # Out --------------------------------------------------------------------------------------------------------------
+
+    def events(self) -> list[dict[str, Any]]:
+        return self.session.events()
+
+    def facts(self) -> list[Any]:
+        out = list(self._facts)
+        self._facts.clear()
+        return out
+
+    def input_ms(self, at: Ticks) -> float:
+        """A place of the input timeline as sound received: what was filled in while nothing came does not count."""
+        gap = next((total for where, total in reversed(self._gaps) if where <= at), Ticks(0))
+        return ms_from_ticks(at - gap)
+
+    # Within -----------------------------------------------------------------------------------------------------------
+
+    def _feed(self, now: Nanos) -> None:
+        while (item := self._queue.pop(now)) is not None:
+            if isinstance(item, np.ndarray):
+                at = self.line.framer.newest
+                self._fed = Ticks(self._fed + ticks_from_samples(len(item), INPUT_RATE))
+                self.line.on_audio(item, at, now)
+            elif isinstance(item, EndTurn):
+                self._end_turn(item, now)
+            else:
+                self._facts.append(item)
+            self._drain_line()
+        self._carry(now)
+
+    def _note_gap(self) -> None:
+        if not self._by_socket:
+            return
+        newest = self.line.framer.newest
+        total = Ticks(newest - self._fed)
+        if total > (self._gaps[-1][1] if self._gaps else 0):
+            self._gaps.append((newest, total))
+
+    def _end_turn(self, order: EndTurn, now: Nanos) -> None:
+        self.line.end_input(now)
+        self._note_gap()
+        self.line.listen_anew()
+        self._drain_line()
+        self._facts.append(TurnEnded(self.session.session, self.line.framer.position, order.key))
+
+    def _pump(self, now: Nanos) -> None:
+        if not self._by_socket:
+            return
+        while (taken := self.line.take(now)) is not None:
+            self.session.on_sound(taken.position, taken.pcm)
+
+    def _carry(self, now: Nanos) -> None:
+        for order in self.session.orders():
+            self._obey(order, now)
+        self._drain_line()
+
+    def _drain_line(self) -> None:
+        for item in self.line.drain():
+            match item:
+                case HoldOrder():
+                    self.line.answer_hold(item.hold, self._hold_since())
+                case LatencyReady():
+                    self.latencies.append(item)
+                case ResumeOrder() | FlushOrder():
+                    pass  # Nobody at the other end mutes: silence simply turns into sound, or into nothing.
+                case _:
+                    self._facts.append(item)
+        for item in self.line.drain():
+            self._facts.append(item)
+
+    def _hold_since(self) -> Nanos:
+        return self.line.hold.since if self.line.hold is not None else Nanos(0)
+
+    def _obey(self, order: Any, now: Nanos) -> None:
+        match order:
+            case Feed():
+                if not self._queue.push(order.pcm):
+                    said = "The input audio buffer is full: this sound is not taken. Append more slowly."
+                    self.session.refuse("input_audio_buffer_full", said, now)
+            case EndTurn():
+                self._queue.mark(order)
+            case ClearInput():
+                self._queue.clear_sound()
+                self.line.listen_anew()
+                self._facts.append(InputCleared(self.session.session))
+            case Cut():
+                self.line.cut(order.position, now)
+            case Heard():
+                self.line.heard_until(order.position, now)
+            case Listening():
+                self.line.allow_barge_in = order.interrupts
+                self.line.listen_anew(threshold=order.threshold)
+            case Goodbye():
+                self.goodbye = order
+            case ReplyUnwanted():
+                self._facts.append(order)
+            case _ if self._queue.marks:
+                self._queue.mark(order)  # It was ordered after the end of a turn that is still being heard.
+            case _:
+                self._facts.append(order)
