@@ -31,7 +31,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loopback_media: bool = False  #: media over 127.0.0.1 only; Chromium needs --allow-loopback-in-peer-connection
     ice_servers: tuple[str, ...] = ()  #: stun:host:port or turn:user:password@host:port; none: nothing outside is asked
     tls: bool = False  #: serve https with a self-signed certificate, so that a phone may use its microphone
-    token: str = ""  #: bearer token that a page must give
+    token: str = ""  #: bearer token that a page or a client of the API must give
+    cors_origins: tuple[str, ...] = ()  #: pages of other origins that may use the API: https://host, or * for all
+    session_life_s: float = 0.0  #: a session of the Realtime API ends after this; 0: never
+    requests_per_minute: float = 600.0  #: responses one session may ask for, and requests one address may make
     insecure: bool = False  #: allow a public address without a token
     sessions_max: int = 4
     sessions_resident: int = (
@@ -136,6 +139,11 @@ def check(config: Config) -> Config:
         ),
         (1 <= config.trace_mb_max <= 100_000, f"trace_mb_max is {config.trace_mb_max}; it lies in 1..100000"),
         (config.log_level in LOG_LEVELS, f"log_level is {config.log_level!r}; it is one of {', '.join(LOG_LEVELS)}"),
+        (0 <= config.session_life_s <= 86_400, f"session_life_s is {config.session_life_s}; it lies in 0..86400"),
+        (
+            1 <= config.requests_per_minute <= 1_000_000,
+            f"requests_per_minute is {config.requests_per_minute}; it lies in 1..1000000",
+        ),
         (500 <= config.hold_max_ms <= 10_000, f"hold_max_ms is {config.hold_max_ms}; it lies in 500..10000"),
         (
             is_loopback(config.host) or bool(config.token) or config.insecure,

@@ -13,7 +13,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -106,8 +106,34 @@ class Refused(SessionRefused):
         self.code = code
 
 
+class Guest(Protocol):
+    """What the front end asks of a session, whatever its client speaks."""
+
+    session: SessionId
+    line: Line
+    admitted: asyncio.Future[str]
+    lateness: Lateness
+
+    def take(self, news: Any) -> None: ...
+
+    def tick(self, now: Nanos) -> None: ...
+
+    def now_pts(self, now: Nanos) -> int: ...
+
+    def farewell(self, reason: str) -> None:
+        """Tell the client why its session ends."""
+
+    async def hang_up(self, reason: str) -> None:
+        """Close whatever connects it."""
+
+    def cancel_timers(self) -> None: ...
+
+
+G = TypeVar("G", bound=Guest)
+
+
 class Visit:
-    """One person's session in the front end."""
+    """One session of the page in the front end."""
 
     def __init__(self, owner: Frontend, session: SessionId, line: Line) -> None:
         self.session = session
@@ -266,7 +292,7 @@ class Visit:
         for item in self.line.drain():
             match item:
                 case Block():
-                    self._send_block(item)
+                    self._owner.send_block(self.session, item)
                 case HoldOrder():
                     self.order(wire.Hold(self._next_order(), item.hold, item.epoch))
                     self.tell(wire.State("held"))
@@ -279,17 +305,6 @@ class Visit:
                     self.tell(wire.Latency(item.turn, item.response, item.parts, round(total, 1)))
                 case _:
                     self._owner.supervisor.send(item)
-
-    def _send_block(self, block: Block) -> None:
-        supervisor = self._owner.supervisor
-        slot = supervisor.take_input_slot()
-        if slot is None or supervisor.media is None:
-            self._owner.counts["input_blocks_lost"] += 1
-            return
-        supervisor.media.write_input(slot, block.pcm)
-        supervisor.send_media(
-            MediaArrived(self.session, slot, block.span, block.captured_at, block.voice, block.echo, block.gap)
-        )
 
     def _next_order(self) -> int:
         self._order_id += 1
@@ -338,11 +353,14 @@ class Visit:
             self.admitted.set_result(refusal)
 
     def _publish(self, news: PublishChunk) -> None:
-        media = self._owner.supervisor.media
-        assert media is not None
-        pcm = media.read_output(news.slot, news.samples)
-        self._owner.supervisor.send(SlotsFreed((news.slot,)))
-        self.line.publish(news, pcm)
+        self.line.publish(news, self._owner.read_chunk(news))
+
+    def farewell(self, reason: str) -> None:
+        self.tell(wire.Closed(reason))
+
+    async def hang_up(self, reason: str) -> None:
+        if self.peer is not None:
+            await self.peer.close(reason)
 
     def _show(self, news: Any) -> None:
         """What the page shows; a page that lags behind loses cursors first."""
@@ -389,7 +407,7 @@ class Frontend:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.supervisor = Supervisor(config, on_news=self._on_news, on_gone=self._on_engine_gone)
-        self.visits: dict[SessionId, Visit] = {}
+        self.visits: dict[SessionId, Guest] = {}
         self.counts: Counter[str] = Counter()
         self._left: Counter[str] = Counter()  #: what the playouts of ended sessions counted
         self.loop_lag_ms: deque[float] = deque(maxlen=3000)  #: one a tick: the last minute
@@ -397,7 +415,7 @@ class Frontend:
         self.closing = ""
         self._last_session = 0
         self._networks: dict[str, Any] = {}
-        self._portrait = still(portrait())
+        self.portrait = still(portrait())
         self._ticker: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -439,22 +457,18 @@ class Frontend:
 
     async def open(self, offer_sdp: object) -> tuple[Visit, str]:
         """Admit a person and answer their offer. Raises Refused or InputRefused; nothing is left behind then."""
-        self._check_open()
-        self._last_session += 1
-        session = SessionId(self._last_session)
-        visit = Visit(self, session, self._line(session))
-        self.visits[session] = visit
+        visit = await self.admit(lambda session, line: Visit(self, session, line))
+        session = visit.session
         try:
-            await self._admit(visit)
             visit.peer = await Peer.accept(
                 offer_sdp,
-                config=self._peer_config(),
+                config=self.peer_config(),
                 on_audio=visit.on_audio,
                 pull_audio=visit.pull,
                 on_message=visit.on_message,
                 on_closed=lambda reason: self._gone(visit, reason),
                 on_open=visit.on_open,
-                portrait=self._portrait,
+                portrait=self.portrait,
             )
             if session not in self.visits:
                 await visit.peer.close("the engine is gone")
@@ -462,8 +476,22 @@ class Frontend:
         except BaseException:
             self._forget(visit, "the connection could not be made")
             raise
-        self.counts["sessions_opened"] += 1
         return visit, visit.peer.answer_sdp
+
+    async def admit(self, make: Callable[[SessionId, Line], G]) -> G:
+        """A session that the engine has a place for. Raises Refused; nothing is left behind then."""
+        self._check_open()
+        self._last_session += 1
+        session = SessionId(self._last_session)
+        guest = make(session, self._line(session))
+        self.visits[session] = guest
+        try:
+            await self._admit(guest)
+        except BaseException:
+            self._forget(guest, "it was not admitted")
+            raise
+        self.counts["sessions_opened"] += 1
+        return guest
 
     def _check_open(self) -> None:
         if self.closing:
@@ -515,14 +543,14 @@ class Frontend:
         """The word clock takes any sound for voice, tones most of all: only speech can be told from its echo."""
         return EchoReference() if name == "silero" else None
 
-    def _peer_config(self) -> PeerConfig:
+    def peer_config(self) -> PeerConfig:
         return PeerConfig(
             ice_servers=tuple(ice_server(text) for text in self.config.ice_servers),
             public_address=self.config.public_address,
             loopback_only=self.config.loopback_media,
         )
 
-    async def _admit(self, visit: Visit) -> None:
+    async def _admit(self, visit: Guest) -> None:
         deadline = nanos_from_ms(self.config.response_deadline_ms)
         self.supervisor.send(SessionOpened(visit.session, barge_in=self.config.barge_in, response_deadline=deadline))
         try:
@@ -533,18 +561,22 @@ class Frontend:
             self.counts["sessions_refused"] += 1
             raise Refused(503, "busy", refusal)
 
-    def end(self, visit: Visit, reason: str) -> None:
-        """End a session and tell the page why."""
+    def end(self, visit: Guest, reason: str) -> None:
+        """End a session and tell its client why."""
         if visit.session in self.visits:
-            visit.tell(wire.Closed(reason))
+            visit.farewell(reason)
             self._forget(visit, reason)
-            self._close_peer(visit, reason, linger=True)
+            self._close(visit, reason, linger=True)
 
-    def _gone(self, visit: Visit, reason: str) -> None:
-        """The peer ended by itself."""
+    def _gone(self, visit: Guest, reason: str) -> None:
+        """The connection ended by itself."""
         self._forget(visit, reason)
 
-    def _forget(self, visit: Visit, reason: str) -> None:
+    def leave(self, guest: Guest, reason: str) -> None:
+        """The client has left."""
+        self._gone(guest, reason)
+
+    def _forget(self, visit: Guest, reason: str) -> None:
         if self.visits.pop(visit.session, None) is None:
             return
         log.info("session %d ended: %s", visit.session, reason)
@@ -553,24 +585,22 @@ class Frontend:
         self._left.update(_playout_counts(visit))
         self.supervisor.send(SessionClosed(visit.session, reason))
 
-    def _close_peer(self, visit: Visit, reason: str, *, linger: bool) -> None:
+    def _close(self, visit: Guest, reason: str, *, linger: bool) -> None:
         async def close() -> None:
-            assert visit.peer is not None
             if linger:
-                await asyncio.sleep(0.1)  # The page learns the reason before the channel goes.
-            await visit.peer.close(reason)
+                await asyncio.sleep(0.1)  # The client learns the reason before the channel goes.
+            await visit.hang_up(reason)
 
-        if visit.peer is not None:
-            task = asyncio.get_running_loop().create_task(close())
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+        task = asyncio.get_running_loop().create_task(close())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def hang_up(self, session: SessionId) -> bool:
         visit = self.visits.get(session)
         if visit is None:
             return False
         self._forget(visit, "the person left")
-        self._close_peer(visit, "the person left", linger=False)
+        self._close(visit, "the person left", linger=False)
         return True
 
     def playout_counts(self) -> Counter[str]:
@@ -592,7 +622,27 @@ class Frontend:
         elif isinstance(news, PublishChunk):
             self.supervisor.send(SlotsFreed((news.slot,)))  # The person has left meanwhile.
 
-    def _guarded(self, visit: Visit, act: Callable[[Any], None], argument: Any) -> None:
+    def send_block(self, session: SessionId, block: Block) -> None:
+        """Into a slot of shared memory and to the engine; without a free slot it is lost, and counted."""
+        supervisor = self.supervisor
+        slot = supervisor.take_input_slot()
+        if slot is None or supervisor.media is None:
+            self.counts["input_blocks_lost"] += 1
+            return
+        supervisor.media.write_input(slot, block.pcm)
+        supervisor.send_media(
+            MediaArrived(session, slot, block.span, block.captured_at, block.voice, block.echo, block.gap)
+        )
+
+    def read_chunk(self, news: PublishChunk) -> NDArray[np.int16]:
+        """The sound of a chunk; its slot goes back to the engine."""
+        media = self.supervisor.media
+        assert media is not None
+        pcm = media.read_output(news.slot, news.samples)
+        self.supervisor.send(SlotsFreed((news.slot,)))
+        return pcm
+
+    def _guarded(self, visit: Guest, act: Callable[[Any], None], argument: Any) -> None:
         """A fault in one visit ends that visit: its neighbours' news and deadlines go on (DESIGN §5 rule 10)."""
         try:
             act(argument)
@@ -608,7 +658,7 @@ class Frontend:
             self.end(visit, reason)
 
 
-def _playout_counts(visit: Visit) -> dict[str, int]:
+def _playout_counts(visit: Guest) -> dict[str, int]:
     playout = visit.line.playout
     return {name: getattr(playout, name) for name in PLAYOUT_COUNTS}
 

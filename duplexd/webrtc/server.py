@@ -34,6 +34,7 @@ from duplexd.errors import DuplexdError, InputRefused
 from duplexd.ids import SessionId
 from duplexd.webrtc.frontend import RETRY_AFTER_S, Frontend, Refused, ice_server
 from duplexd.webrtc.peer import guard_loop
+from duplexd.webrtc.realtime.routes import DOOR, Door, RealtimeRoutes, refusals
 from duplexd.webrtc.supervisor import EngineState
 from duplexd.webrtc.watch import ROWS, ROWS_MAX, snapshot
 
@@ -60,7 +61,11 @@ class Server:
         self.config = config
         self.frontend = Frontend(config)
         self._close_keys: dict[SessionId, str] = {}
-        self.app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[errors_as_json])
+        self.door = Door(self.frontend)
+        self.realtime = RealtimeRoutes(self.frontend, self.door)
+        self.app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[errors_as_json, refusals])
+        self.app[DOOR] = self.door
+        self.app.add_routes(self.realtime.routes())
         self.app.add_routes(
             [
                 web.get("/", self.page),

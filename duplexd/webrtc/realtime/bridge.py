@@ -153,6 +153,11 @@ class Bridge:
                 self.session.on_news(news, now)
         self._carry(now)
 
+    def end(self, code: str, reason: str, now: Nanos, *, close_code: int) -> None:
+        """This side ends the session and says why."""
+        self.session.end(code, reason, close_code=close_code)
+        self._carry(now)
+
     def tick(self, now: Nanos) -> None:
         """Every 20 ms."""
         self._feed(now)

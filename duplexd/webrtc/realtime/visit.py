@@ -1,0 +1,265 @@
+"""One session of the Realtime protocol in the front end: a bridge, and whoever listens to its events.
+
+1. The first sink is the client's own; others (sideband) may join and leave, and their leaving ends nothing.
+2. A sink that does not read is told nothing more and closed; generation stops before that (`ClientStalled`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from duplexd import clock
+from duplexd.ids import SessionId
+from duplexd.media.lateness import Lateness
+from duplexd.media.line import Block, Line
+from duplexd.messages import AdmitSession, ClientStalled, EndSession, PublishChunk, RefuseSession
+from duplexd.units import Nanos, Ticks, ticks_from_nanos
+from duplexd.webrtc.frontend import STALL_BYTES, Frontend
+from duplexd.webrtc.peer import MessageFault, Peer
+from duplexd.webrtc.realtime.bridge import Bridge
+from duplexd.webrtc.realtime.session import RealtimeSession
+from duplexd.webrtc.wire import MESSAGE_BYTES_MAX
+
+CHANNEL = "oai-events"
+BACKLOG_BYTES_MAX = 8 * 1024 * 1024  #: events that wait for a socket that does not read
+SINKS_MAX = 8  #: connections that may watch one session
+
+log = logging.getLogger("duplexd.realtime")
+_encoder = msgspec.json.Encoder()
+
+
+class Sink(Protocol):
+    """Somebody who is told events."""
+
+    def tell(self, text: str) -> None: ...
+
+    @property
+    def backlog_bytes(self) -> int: ...
+
+    async def close(self, code: int, reason: str) -> None: ...
+
+
+class SocketSink:
+    """A WebSocket's outgoing side: a bounded queue, and the one task that writes."""
+
+    def __init__(self, socket: Any) -> None:
+        self.socket = socket
+        self.backlog_bytes = 0
+        self._queue: deque[str] = deque()
+        self._wake = asyncio.Event()
+        self._closing: tuple[int, str] | None = None
+        self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    def tell(self, text: str) -> None:
+        if self._closing is not None:
+            return
+        if self.backlog_bytes + len(text) > BACKLOG_BYTES_MAX:
+            self._queue.clear()
+            self._closing = (1008, f"the client does not read: {self.backlog_bytes} bytes wait")
+        else:
+            self._queue.append(text)
+            self.backlog_bytes += len(text)
+        self._wake.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._queue:
+                    text = self._queue.popleft()
+                    await self.socket.send_str(text)
+                    self.backlog_bytes -= len(text)
+                if self._closing is not None:
+                    code, reason = self._closing
+                    await self.socket.close(code=code, message=reason.encode()[:120])
+                    return
+                await self._wake.wait()
+                self._wake.clear()
+        except (ConnectionError, RuntimeError):
+            self._queue.clear()  # The socket is gone; whoever reads it notices by itself.
+            self._closing = self._closing or (1006, "the socket is gone")
+
+    async def close(self, code: int, reason: str) -> None:
+        """After everything that waits has been written; bounded by a second."""
+        self._closing = self._closing or (code, reason)
+        self._wake.set()
+        done, _ = await asyncio.wait([self._writer], timeout=1.0)
+        if not done:
+            self._writer.cancel()
+            transport = getattr(self.socket, "_req", None)
+            if transport is not None and transport.transport is not None:
+                transport.transport.abort()
+
+
+class ChannelSink:
+    """The data channel of a call."""
+
+    def __init__(self, peer: Callable[[], Peer | None]) -> None:
+        self._peer = peer
+
+    def tell(self, text: str) -> None:
+        peer = self._peer()
+        if peer is None:
+            return
+        if len(text.encode()) > MESSAGE_BYTES_MAX:
+            said = (
+                f"An event is larger than a data channel takes ({MESSAGE_BYTES_MAX} bytes); ask for it over a sideband."
+            )
+            error = {"type": "server_error", "code": "event_too_large", "message": said}
+            text = _encoder.encode({"type": "error", "event_id": "event_too_large", "error": error}).decode()
+        peer.send(CHANNEL, text)
+
+    @property
+    def backlog_bytes(self) -> int:
+        peer = self._peer()
+        return 0 if peer is None else peer.backlog_bytes
+
+    async def close(self, code: int, reason: str) -> None:
+        peer = self._peer()
+        if peer is not None:
+            await peer.close(reason)
+
+
+class RealtimeVisit:
+    """One session; a `Guest` of the front end."""
+
+    def __init__(self, owner: Frontend, session: SessionId, line: Line, core: RealtimeSession) -> None:
+        self.session = session
+        self.line = line
+        self.bridge = Bridge(line=line, session=core)
+        self.admitted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.lateness = Lateness()
+        self.peer: Peer | None = None
+        self.call_id = ""
+        self.sinks: list[Sink] = []
+        self.stalled = False
+        self.finished = asyncio.Event()
+        self.ending: asyncio.Task[None] | None = None
+        self.translate: Callable[[dict[str, Any]], list[dict[str, Any]]] | None = None
+        self._origin = clock.now()
+        self._owner = owner
+
+    # Transport --------------------------------------------------------------------------------------------------------
+
+    def now_pts(self, now: Nanos) -> int:
+        """A track has a clock of its own; without one, time since the session opened is as good."""
+        if self.peer is None:
+            return int(ticks_from_nanos(max(0, now - self._origin)))
+        return 0 if self.peer.clock.origin is None else int(self.peer.clock.position(now))
+
+    def open(self) -> None:
+        self.bridge.open(clock.now())
+        self.flush()
+
+    def join(self, sink: Sink) -> bool:
+        """Somebody watches from here on; False when too many do."""
+        if len(self.sinks) >= SINKS_MAX:
+            return False
+        sink.tell(_encoder.encode(self.bridge.session.greeting()).decode())
+        self.sinks.append(sink)
+        return True
+
+    def part(self, sink: Sink) -> None:
+        if sink in self.sinks:
+            self.sinks.remove(sink)
+
+    def on_text(self, text: str | bytes) -> None:
+        self.bridge.on_text(text, clock.now())
+        self.flush()
+
+    def refuse(self, code: str, message: str) -> None:
+        self.bridge.session.refuse(code, message, clock.now())
+        self.flush()
+
+    def on_message(self, label: str, data: str | MessageFault) -> None:
+        """From a data channel."""
+        if isinstance(data, MessageFault):
+            self.refuse(data.code, data.message)
+        else:
+            self.on_text(data)
+
+    def on_audio(self, pcm: NDArray[np.int16], rtp: int, how: str) -> None:
+        """From a track."""
+        if how == "gap":
+            return  # The framer sees the gap by the next timestamp and says so in its blocks.
+        now = clock.now()
+        self.lateness.note(rtp, now)
+        self.bridge.on_audio(pcm, rtp, now)
+        self.flush()
+
+    def pull(self, pts: Ticks) -> NDArray[np.int16]:
+        return self.line.pull(pts, clock.now())
+
+    # The front end ----------------------------------------------------------------------------------------------------
+
+    def take(self, news: Any) -> None:
+        match news:
+            case AdmitSession():
+                self._settle("")
+                return
+            case RefuseSession():
+                self._settle(news.reason)
+                return
+            case EndSession():
+                self._owner.end(self, news.reason)
+                return
+            case PublishChunk():
+                self.bridge.take(news, clock.now(), self._owner.read_chunk(news))
+            case _:
+                self.bridge.take(news, clock.now())
+        self.flush()
+
+    def _settle(self, refusal: str) -> None:
+        if not self.admitted.done():
+            self.admitted.set_result(refusal)
+
+    def tick(self, now: Nanos) -> None:
+        self.bridge.tick(now)
+        self.flush()
+        stalled = any(sink.backlog_bytes > STALL_BYTES for sink in self.sinks)
+        if stalled != self.stalled:
+            self.stalled = stalled
+            self._owner.supervisor.send(ClientStalled(self.session, stalled))
+
+    def farewell(self, reason: str) -> None:
+        self.bridge.end("session_ended", reason, clock.now(), close_code=1011)
+        self._tell_events()
+
+    async def hang_up(self, reason: str) -> None:
+        code = self.bridge.goodbye.code if self.bridge.goodbye is not None else 1000
+        self.bridge.session.close()
+        await asyncio.gather(*(sink.close(code, reason) for sink in list(self.sinks)), return_exceptions=True)
+        if self.peer is not None:
+            await self.peer.close(reason)
+        self.finished.set()
+
+    def cancel_timers(self) -> None:
+        if not self.admitted.done():
+            self.admitted.cancel()
+
+    # Out --------------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Bring what the bridge produced to where it belongs."""
+        for fact in self.bridge.facts():
+            if isinstance(fact, Block):
+                self._owner.send_block(self.session, fact)
+            else:
+                self._owner.supervisor.send(fact)
+        self._tell_events()
+        if self.bridge.goodbye is not None:
+            self._owner.end(self, self.bridge.goodbye.reason)
+
+    def _tell_events(self) -> None:
+        for event in self.bridge.events():
+            for told in [event] if self.translate is None else self.translate(event):
+                text = _encoder.encode(told).decode()
+                for sink in list(self.sinks):
+                    sink.tell(text)
