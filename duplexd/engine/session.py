@@ -980,6 +980,8 @@ class Session:
             self.dialogue.say(self._reopened_text)
         if words:
             self.dialogue.say(join(self._reopened_text, words))
+        if reply.recited:
+            self._make_room()  # It may be longer than anything that was thought.
         self.context.follow(self.dialogue.tokens())
         self.context.commit(len(self.context.ids))
         self.quiet_since = now

@@ -34,12 +34,13 @@ from duplexd.errors import DuplexdError, InputRefused
 from duplexd.ids import SessionId
 from duplexd.webrtc.frontend import RETRY_AFTER_S, Frontend, Refused, ice_server
 from duplexd.webrtc.peer import guard_loop
+from duplexd.webrtc.realtime.errands import Errands
 from duplexd.webrtc.realtime.routes import DOOR, Door, RealtimeRoutes, refusals
 from duplexd.webrtc.supervisor import EngineState
 from duplexd.webrtc.watch import ROWS, ROWS_MAX, snapshot
 
 PAGE = Path(__file__).parent / "page"
-BODY_BYTES_MAX = 300_000
+BODY_BYTES_MAX = 26_000_000  #: a recording to transcribe; offers and settings have bounds of their own
 PAGE_FILES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POOL_THREADS = 4
 HEADERS = {
@@ -66,6 +67,7 @@ class Server:
         self.app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[errors_as_json, refusals])
         self.app[DOOR] = self.door
         self.app.add_routes(self.realtime.routes())
+        self.app.add_routes(Errands(self.realtime).routes())
         self.app.add_routes(
             [
                 web.get("/", self.page),

@@ -54,6 +54,7 @@ class Response:
         audio: dict[str, Any] | None = None,
         conversation_id: str = "",
         condition: str | None = None,
+        script: str = "",
     ) -> None:
         self.response_id = response_id
         self.key = key
@@ -64,6 +65,7 @@ class Response:
         self.audio = audio
         self.conversation_id = conversation_id
         self.condition = condition  #: instructions of its own; None: the session's
+        self.script = script  #: words to recite, in place of thinking
         self.number = 0
         self.status = "in_progress"
         self.details: dict[str, Any] | None = None

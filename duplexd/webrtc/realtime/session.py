@@ -73,6 +73,7 @@ TRUNCATE_SLACK = ticks_from_ms(20)  #: a client that counts whole frames may be 
 EVENT_IDS_KEPT = 256
 RESPONSES_KEPT = 64  #: responses whose items may still be truncated
 RESPONSES_WAITING_MAX = 4
+SCRIPT_MAX = 16_384  #: characters a client may have recited
 FAULTS_PER_SECOND = 20.0  #: more errors than this are not told one by one
 EXPIRY_NOTICE = Nanos(60 * NANOS_PER_SECOND)
 
@@ -242,7 +243,7 @@ class RealtimeSession:
     def _time_out(self, idle_ms: int, now: Nanos) -> None:
         self._idle_since = None
         end = self._received_ms
-        item = Item(self._new_id("item"), "message", role="user", parts=[{"type": "input_audio"}])
+        item = Item(self._new_id("item"), "message", role="user", parts=[{"type": "input_audio", "transcript": None}])
         self._tell(
             "input_audio_buffer.timeout_triggered",
             item_id=item.item_id,
@@ -395,7 +396,13 @@ class RealtimeSession:
             if voice.announced:
                 self._tell("input_audio_buffer.speech_stopped", item_id=item_id, audio_end_ms=round(self._received_ms))
             voice.committed = True
-        item = Item(item_id, "message", role="user", parts=[{"type": "input_audio"}], duration_ms=self._buffered_ms)
+        item = Item(
+            item_id,
+            "message",
+            role="user",
+            parts=[{"type": "input_audio", "transcript": None}],
+            duration_ms=self._buffered_ms,
+        )
         self._buffered_ms = 0.0
         self._commits[key] = item
         self._orders.append(EndTurn(key))
@@ -448,7 +455,13 @@ class RealtimeSession:
         if voice.announced:
             self._stop_voice(voice, news)
         length = ms_from_ticks(news.span.length)
-        item = Item(voice.item_id, "message", role="user", parts=[{"type": "input_audio"}], duration_ms=length)
+        item = Item(
+            voice.item_id,
+            "message",
+            role="user",
+            parts=[{"type": "input_audio", "transcript": None}],
+            duration_ms=length,
+        )
         self._tell("input_audio_buffer.committed", item_id=item.item_id, previous_item_id=self.conversation.last_id)
         self._add_item(item)
         self._understand(item, news.text)
@@ -631,6 +644,7 @@ class RealtimeSession:
             audio={"output": {"format": output["format"], "voice": output["voice"]}},
             conversation_id=f"conv_{self.session}",
             condition=condition,
+            script=wanted.get("duplexd", {}).get("script", ""),
         )
         self._idle_since = None
         self._responses[response.response_id] = response
@@ -655,7 +669,9 @@ class RealtimeSession:
             self._orders.append(HistorySet(self.session, turns, user))
         self._asked[response.key] = response
         limit = response.tokens_max if isinstance(response.tokens_max, int) else 0
-        self._orders.append(ReplyWanted(self.session, response.key, spoken=response.spoken, tokens_max=limit))
+        self._orders.append(
+            ReplyWanted(self.session, response.key, spoken=response.spoken, script=response.script, tokens_max=limit)
+        )
 
     def _ask_next(self) -> None:
         """Nothing is being made: the session's own setting holds again, and who waited has its turn."""
@@ -1087,6 +1103,7 @@ _RESPONSE = c.fields(
         "metadata": METADATA,
         "prompt": c.anything,
         "reasoning": c.anything,
+        "duplexd": c.fields({"script": c.text(longest=SCRIPT_MAX, shortest=1)}),
     }
 )
 

@@ -192,7 +192,7 @@ _PLAIN = {
     "output_audio_buffer.cleared",
     "conversation.item.input_audio_transcription.delta",
 }
-_MAY_BE_NULL = {"status_details", "previous_item_id"}
+_MAY_BE_NULL = {"status_details", "previous_item_id", "transcript"}
 
 
 def _no_nulls(value: Any, name: str = "") -> None:
