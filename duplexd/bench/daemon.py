@@ -89,7 +89,8 @@ class Daemon(AsyncScoped):
 
     async def metrics(self) -> dict[str, float]:
         text = await self.get("/metrics")
-        return {name: float(value) for name, value in (line.split() for line in text.splitlines())}
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in (line.split() for line in lines)}
 
     async def get(self, path: str) -> str:
         """Body of a GET, asked from where the daemon runs."""

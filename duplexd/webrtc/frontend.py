@@ -85,7 +85,7 @@ RETRY_AFTER_S = 5
 STALL_BYTES = 262_144  #: this much unread on the reliable channel gates generation
 PASSED_MAX_MS = 100.0  #: what a page may claim to have played of a packet of 20 ms, or to be wrong by
 BOUND_MIN_MS = 5.0  #: sound leaves the jitter buffer in steps of 10 ms: nobody knows better than half of one
-PLAYOUT_COUNTS = ("stale_samples", "underruns", "underrun_ticks", "dropped_samples")
+PLAYOUT_COUNTS = ("stale_samples", "underruns", "underrun_ticks", "dropped_samples", "sent_samples")
 #: Response states as the page knows them.
 PAGE_STATES = {
     ResponseState.ACCEPTED: "created",
@@ -337,11 +337,12 @@ class Visit:
                 self._publish(news)
             case AdvanceEpoch():
                 self.line.advance(news)
-                self._owner.advance_ms.append((clock.now() - news.decided_at) / NANOS_PER_MS)
+                self._owner.note_advance(news)
             case ResumePlayback():
                 self.line.resume(news, clock.now())
             case LatencyMeasured():
                 self.line.measure(news)
+                self._owner.note_reply(news)
             case EndSession():
                 self._owner.end(self, news.reason)
             case _:
@@ -411,6 +412,7 @@ class Frontend:
         self.counts: Counter[str] = Counter()
         self._left: Counter[str] = Counter()  #: what the playouts of ended sessions counted
         self.loop_lag_ms: deque[float] = deque(maxlen=3000)  #: one a tick: the last minute
+        self.reply_ms: deque[float] = deque(maxlen=1000)  #: end of a turn -> its answer is on its way
         self.advance_ms: deque[float] = deque(maxlen=1000)  #: decision of the engine -> old epoch flushed here
         self.closing = ""
         self._last_session = 0
@@ -621,6 +623,12 @@ class Frontend:
             self._guarded(visit, visit.take, news)
         elif isinstance(news, PublishChunk):
             self.supervisor.send(SlotsFreed((news.slot,)))  # The person has left meanwhile.
+
+    def note_advance(self, news: AdvanceEpoch) -> None:
+        self.advance_ms.append((clock.now() - news.decided_at) / NANOS_PER_MS)
+
+    def note_reply(self, news: LatencyMeasured) -> None:
+        self.reply_ms.append((clock.now() - news.ended_at) / NANOS_PER_MS)
 
     def send_block(self, session: SessionId, block: Block) -> None:
         """Into a slot of shared memory and to the engine; without a free slot it is lost, and counted."""

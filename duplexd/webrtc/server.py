@@ -20,7 +20,7 @@ import secrets
 import signal
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ PAGE = Path(__file__).parent / "page"
 BODY_BYTES_MAX = 26_000_000  #: a recording to transcribe; offers and settings have bounds of their own
 PAGE_FILES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POOL_THREADS = 4
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+TICKS_PER_SAMPLE = 2  #: of the voice's 24 kHz
 HEADERS = {
     "Cache-Control": "no-cache",
     "X-Content-Type-Options": "nosniff",
@@ -158,8 +160,7 @@ class Server:
         return web.json_response({"engine": state.value, "sessions": len(self.frontend.visits)}, status=status)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        # Whole numbers of bytes stay whole: six digits, as `g` has by itself, would round them.
-        return web.Response(text="".join(f"duplexd_{n} {v:.15g}\n" for n, v in sorted(self.values().items())))
+        return web.Response(text=prometheus(self.values()), headers={"Content-Type": PROMETHEUS})
 
     async def watch(self, request: web.Request) -> web.Response:
         self._authorise(request)
@@ -182,13 +183,20 @@ class Server:
             values[f'engine_session_arena_bytes{{session="{held.session}"}}'] = float(held.arena)
             values[f'engine_session_host_bytes{{session="{held.session}"}}'] = float(held.host)
         values |= {f"frontend_{name}": float(value) for name, value in frontend.counts.items()}
+        sent = playouts["sent_samples"]
         values |= {
+            "frontend_sent_samples_total": float(sent),
+            "frontend_waste": playouts["dropped_samples"] / max(1, sent + playouts["dropped_samples"]),
+            "frontend_continuity": 1.0 - min(1.0, playouts["underrun_ticks"] / max(1, sent * TICKS_PER_SAMPLE)),
+            "realtime_calls": float(len(self.realtime.calls)),
             "frontend_sessions": float(len(frontend.visits)),
             "frontend_tasks": float(len(asyncio.all_tasks())),
             "frontend_loop_lag_ms_p50": lag[len(lag) // 2],
             "frontend_loop_lag_ms_p99": lag[len(lag) * 99 // 100],
             "frontend_loop_lag_ms_max": lag[-1],
             "frontend_advance_ms_p95": _p95(frontend.advance_ms),
+            "frontend_reply_ms_p50": _share(frontend.reply_ms, 0.5),
+            "frontend_reply_ms_p95": _p95(frontend.reply_ms),
             "frontend_uplink_late_ms_p50": late[len(late) // 2],
             "frontend_uplink_late_ms_p99": late[len(late) * 99 // 100],
             "frontend_stale_samples_sent": float(playouts["stale_samples"]),
@@ -200,9 +208,26 @@ class Server:
         return values
 
 
+def prometheus(values: Mapping[str, float]) -> str:
+    """Text exposition format 0.0.4. What is no gauge says so in its name; a name may carry labels."""
+    lines, told = [], ""
+    for name, value in sorted(values.items()):
+        base = name.partition("{")[0]
+        if base != told:
+            lines.append(f"# TYPE duplexd_{base} {'counter' if base.endswith('_total') else 'gauge'}\n")
+            told = base
+        # Whole numbers of bytes stay whole: six digits, as `g` has by itself, would round them.
+        lines.append(f"duplexd_{name} {value:.15g}\n")
+    return "".join(lines)
+
+
 def _p95(values: Iterable[float]) -> float:
+    return _share(values, 0.95)
+
+
+def _share(values: Iterable[float], share: float) -> float:
     ordered = sorted(values) or [0.0]
-    return ordered[len(ordered) * 95 // 100]
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 async def _offer(request: web.Request) -> object:

@@ -20,7 +20,15 @@ from duplexd import clock
 from duplexd.ids import SessionId
 from duplexd.media.lateness import Lateness
 from duplexd.media.line import Block, Line
-from duplexd.messages import AdmitSession, ClientStalled, EndSession, PublishChunk, RefuseSession
+from duplexd.messages import (
+    AdmitSession,
+    AdvanceEpoch,
+    ClientStalled,
+    EndSession,
+    LatencyMeasured,
+    PublishChunk,
+    RefuseSession,
+)
 from duplexd.units import Nanos, Ticks, ticks_from_nanos
 from duplexd.webrtc.frontend import STALL_BYTES, Frontend
 from duplexd.webrtc.peer import MessageFault, Peer
@@ -212,6 +220,12 @@ class RealtimeVisit:
                 return
             case PublishChunk():
                 self.bridge.take(news, clock.now(), self._owner.read_chunk(news))
+            case AdvanceEpoch():
+                self.bridge.take(news, clock.now())
+                self._owner.note_advance(news)
+            case LatencyMeasured():
+                self.bridge.take(news, clock.now())
+                self._owner.note_reply(news)
             case _:
                 self.bridge.take(news, clock.now())
         self.flush()
