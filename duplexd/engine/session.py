@@ -321,7 +321,6 @@ class Session:
 
     def _stop(self, fact: VoiceStarted, now: Nanos) -> None:
         """An interruption without words: it needs no judgement."""
-        self._wanted.clear()
         if self.reply is None:
             if fact.hold:
                 self._emit(ResumePlayback(self.id, fact.hold, self.timeline.epoch))
@@ -552,6 +551,12 @@ class Session:
         self._wanted = deque(wanted for wanted in self._wanted if wanted.key != key)
         if self.reply is not None and self.reply.key == key:
             self._advance_here(now)
+
+    def _begin_waiting(self, now: Nanos) -> None:
+        """A turn that came while the reply could not be cut, and the reply was stopped after all."""
+        if self.waiting and self.reply is None and self.contest is None and self.utterance is None:
+            text, ended_at = self.waiting.popleft()
+            self._begin_reply(join(self._reopened(), text), ended_at=ended_at, now=now)
 
     def _begin_wanted(self, now: Nanos) -> None:
         """A reply asked for begins when nothing is before it: no reply, no turn that is still being understood."""
@@ -1311,6 +1316,7 @@ class Session:
         elif self.reply is None and self._auto_reply and not self._turns_by_client:
             self._speculate(now)
         self._deliver(now)
+        self._begin_waiting(now)
         self._begin_wanted(now)
         reply = self.reply
         if reply is not None and self._too_late(reply, now):

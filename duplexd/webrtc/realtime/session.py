@@ -417,6 +417,7 @@ class RealtimeSession:
     def _on_turn_opened(self, news: TurnOpened) -> None:
         self._idle_since = None
         self._voice = Voice(news.turn, self._new_id("item"), news.at, news.over_reply)
+        self._voice.committed = bool(self._commits)  # It was committed before it was heard.
         if not news.over_reply:
             self._announce_voice()
 
@@ -442,9 +443,10 @@ class RealtimeSession:
             self._announce_voice()
             self._voice = None
             self._take_turn(voice, news)
-        elif news.outcome is TurnOutcome.EMPTY and voice is not None and voice.announced:
+        elif voice is not None and voice.announced and not voice.committed:
             self._stop_voice(voice, news)
-            self._tell("input_audio_buffer.cleared")
+            if news.outcome is not TurnOutcome.CLEARED:
+                self._tell("input_audio_buffer.cleared")  # It came to nothing: nothing of it is committed.
 
     def _stop_voice(self, voice: Voice, news: TurnSettled) -> None:
         end = round(self.input_ms(news.span.end))
@@ -909,7 +911,7 @@ class RealtimeSession:
     def _end_item(self, response: Response, item: Item, index: int, status: str) -> None:
         item.status = status
         self._tell("response.output_item.done", response_id=response.response_id, output_index=index, item=item.wire())
-        if not response.out_of_band:
+        if self.conversation.find(item.item_id) is item:  # Its client may have deleted it meanwhile.
             self._tell("conversation.item.done", item=item.wire(), previous_item_id=self._before(item))
 
     def _before(self, item: Item) -> str | None:
@@ -976,9 +978,11 @@ class RealtimeSession:
             while self._unsaid:
                 self._tell("conversation.item.deleted", item_id=self._unsaid.popleft())
             return
-        if response.item is not None and response.spoken and response.truncate_at is None and not response.out_of_band:
+        item = response.item
+        there = item is not None and self.conversation.find(item.item_id) is item
+        if item is not None and there and response.spoken and response.truncate_at is None:
             cut = round(ms_from_ticks(response.cut_at or 0))
-            self._tell("conversation.item.truncated", item_id=response.item.item_id, content_index=0, audio_end_ms=cut)
+            self._tell("conversation.item.truncated", item_id=item.item_id, content_index=0, audio_end_ms=cut)
 
     def _on_history(self, news: HistoryChanged) -> None:
         """What was heard: the item says no more than that."""

@@ -157,7 +157,7 @@ def test_events_after_the_end_are_none() -> None:
     simulation.run()
 
     assert client.log[-1][1]["error"]["code"] == "session_expired"
-    assert client.log[-1][0] <= 501
+    assert client.log[-1][0] <= 521
 
 
 def test_what_is_told_is_json() -> None:

@@ -1,0 +1,533 @@
+"""The Realtime protocol at a whole daemon (word clock): WebSocket, calls, sideband, secrets, limits, errands."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import wave
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import av
+import numpy as np
+import pytest
+from aiortc import RTCPeerConnection, RTCSessionDescription
+
+from duplexd.bench.daemon import Daemon
+from duplexd.media import tones
+from duplexd.webrtc.opus import VOICE_FRAME
+from duplexd.webrtc.peer import LOOPBACK, bind_addresses
+from duplexd.webrtc.receive import install
+from duplexd.webrtc.tracks import MediaClock, VoiceTrack
+from tests.webrtc.realtime.rules import View
+from tests.webrtc.realtime.simulated import b64, beep24
+
+pytestmark = pytest.mark.slow
+FLAGS = ("--model", "clock", "--loopback-media", "--sessions-max", "3")
+MANUAL = {"type": "realtime", "audio": {"input": {"turn_detection": None, "transcription": {"model": "x"}}}}
+
+
+class Api:
+    """One daemon and a client of its API."""
+
+    def __init__(self, daemon: Daemon, http: aiohttp.ClientSession) -> None:
+        self.daemon = daemon
+        self.http = http
+
+    def url(self, path: str) -> str:
+        return self.daemon.url.rstrip("/") + path
+
+    async def post(self, path: str, *, token: str = "", **options: Any) -> tuple[int, Any, Any]:
+        headers = {**options.pop("headers", {}), **({"Authorization": f"Bearer {token}"} if token else {})}
+        async with self.http.post(self.url(path), headers=headers, **options) as answer:
+            body = await answer.read()
+            kind = answer.content_type
+            return answer.status, json.loads(body) if kind == "application/json" else body, answer.headers
+
+    def socket(self, *, query: str = "model=clock", **options: Any) -> Any:
+        return self.http.ws_connect(self.url(f"/v1/realtime?{query}"), max_msg_size=0, **options)
+
+    async def sessions(self) -> int:
+        return int(json.loads(await self.daemon.get("/readyz"))["sessions"])
+
+    async def until_empty(self) -> None:
+        for _ in range(100):
+            if await self.sessions() == 0:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{await self.sessions()} sessions are left")
+
+
+class Talk:
+    """A conversation over a WebSocket; every event is checked."""
+
+    def __init__(self, socket: Any, *, webrtc: bool = False) -> None:
+        self.socket = socket
+        self.view = View(webrtc=webrtc)
+        self.events: list[dict[str, Any]] = []
+        self.sound = b""
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self.socket.send_str(json.dumps({"type": kind, **fields}))
+
+    async def until(self, kind: str, *, seconds: float = 10.0) -> dict[str, Any]:
+        async def search() -> dict[str, Any]:
+            while True:
+                event: dict[str, Any] = json.loads(await self.socket.receive_str())
+                self.take(event)
+                if event["type"] == kind:
+                    return event
+
+        return await asyncio.wait_for(search(), seconds)
+
+    def take(self, event: dict[str, Any]) -> None:
+        self.view.take(event)
+        self.events.append(event)
+        if event["type"] == "response.output_audio.delta":
+            self.sound += base64.b64decode(event["delta"])
+
+    async def ask(self, text: str) -> None:
+        part = {"type": "input_text", "text": text}
+        await self.send("conversation.item.create", item={"type": "message", "role": "user", "content": [part]})
+        await self.send("response.create")
+
+    def words(self) -> list[int]:
+        return [word.index for word in tones.decode(np.frombuffer(self.sound, "<i2"), 24_000)]
+
+
+Story = Callable[[Api], Awaitable[None]]
+
+
+def at_a_daemon(story: Story, *flags: str, within_s: float = 60) -> None:
+    async def run() -> None:
+        async with Daemon(*FLAGS, *flags) as daemon, aiohttp.ClientSession() as http:
+            await asyncio.wait_for(story(Api(daemon, http)), within_s)
+            said = daemon.said()
+        assert "Traceback" not in said, said[-3000:]
+        assert "was never retrieved" not in said
+
+    asyncio.run(run())
+
+
+def test_over_a_socket_a_turn_is_typed_spoken_and_stopped() -> None:
+    async def story(api: Api) -> None:
+        async with api.socket() as socket:
+            talk = Talk(socket)
+            await talk.until("session.created")
+            await talk.ask("say 3")
+            done = await talk.until("response.done")
+            assert done["response"]["status"] == "completed"
+            assert talk.words() == [0, 1, 2]
+            await talk.send("session.update", session=MANUAL)
+            await talk.send("input_audio_buffer.append", audio=b64(np.concatenate([beep24(500), beep24(300, 0)])))
+            await talk.send("input_audio_buffer.commit")
+            await talk.send("response.create")
+            heard = await talk.until("conversation.item.input_audio_transcription.completed")
+            assert heard["transcript"] == "sound"
+            while len(talk.sound) < 48 * 3000:
+                await talk.until("response.output_audio.delta")
+            await talk.send("response.cancel")
+            item = talk.events[-1]["item_id"]
+            await talk.send("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=700)
+            await talk.send("conversation.item.retrieve", item_id=item)
+            kept = await talk.until("conversation.item.retrieved")
+            assert kept["item"]["content"][0]["transcript"] in ("1-0", "1-0 1-1 1-2 1-3,")
+            await asyncio.sleep(0.2)
+            await talk.send("conversation.item.retrieve", item_id=item)
+            kept = await talk.until("conversation.item.retrieved")
+            assert kept["item"]["content"][0]["transcript"] == "1-0"
+            assert talk.view.errors == []
+        await api.until_empty()
+
+    at_a_daemon(story)
+
+
+class Caller:
+    """A WebRTC client of `calls`, as stock SDKs are: one channel, an offer without candidates."""
+
+    def __init__(self) -> None:
+        self.connection = RTCPeerConnection()
+        self.channel = self.connection.createDataChannel("oai-events")
+        self.talk = Talk(None, webrtc=True)
+        self.arrived = asyncio.Event()
+        self.heard: list[np.ndarray] = []
+        self.mic = np.zeros(0, np.int16)
+        track = VoiceTrack(MediaClock(), lambda pts: self._frame())
+        track.sender = self.connection.addTrack(track)
+        self.channel.on("message", self._take)
+
+    def _frame(self) -> np.ndarray:
+        frame, self.mic = self.mic[:VOICE_FRAME], self.mic[VOICE_FRAME:]
+        return np.concatenate([frame, np.zeros(VOICE_FRAME - len(frame), np.int16)])
+
+    def _take(self, text: str) -> None:
+        self.talk.take(json.loads(text))
+        self.arrived.set()
+
+    async def offer(self) -> str:
+        receiver = self.connection.getTransceivers()[0].receiver
+        self.receiver = install(receiver, lambda pcm, rtp, how: self.heard.append(pcm))
+        bind_addresses(self.connection, [LOOPBACK])
+        await self.connection.setLocalDescription(await self.connection.createOffer())
+        sdp: str = self.connection.localDescription.sdp
+        return "".join(line for line in sdp.splitlines(keepends=True) if "candidate" not in line)
+
+    async def answer(self, sdp: str) -> None:
+        await self.connection.setRemoteDescription(RTCSessionDescription(sdp=sdp, type="answer"))
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.channel.send(json.dumps({"type": kind, **fields}))
+
+    async def until(self, kind: str, *, seconds: float = 10.0) -> dict[str, Any]:
+        async def search() -> dict[str, Any]:
+            seen = 0
+            while True:
+                while seen < len(self.talk.events):
+                    event = self.talk.events[seen]
+                    seen += 1
+                    if event["type"] == kind:
+                        return event
+                self.arrived.clear()
+                await self.arrived.wait()
+
+        return await asyncio.wait_for(search(), seconds)
+
+    async def close(self) -> None:
+        self.receiver.close()
+        await self.connection.close()
+
+
+async def call(api: Api, *, token: str = "", session: dict[str, Any] | None = None) -> tuple[Caller, str]:
+    caller = Caller()
+    form = aiohttp.FormData()
+    form.add_field("sdp", await caller.offer(), content_type="application/sdp")
+    form.add_field("session", json.dumps(session or {"type": "realtime"}), content_type="application/json")
+    status, body, headers = await api.post("/v1/realtime/calls", token=token, data=form)
+    assert status == 201, body
+    await caller.answer(body.decode())
+    return caller, headers["Location"].rsplit("/", 1)[1]
+
+
+def test_a_call_talks_is_watched_and_hung_up() -> None:
+    """SDP in, SDP out; events on the channel, sound on the track; a sideband comes and goes and ends nothing."""
+
+    async def story(api: Api) -> None:
+        caller, call_id = await call(api, session={"type": "realtime", "instructions": "be brief"})
+        created = await caller.until("session.created")
+        assert created["session"]["instructions"] == "be brief"
+        async with api.socket(query=f"call_id={call_id}") as side:
+            assert json.loads(await side.receive_str())["type"] == "session.created"
+            part = {"type": "input_text", "text": "say 3"}
+            item = {"type": "message", "role": "user", "content": [part]}
+            await side.send_str(json.dumps({"type": "conversation.item.create", "item": item}))
+            await side.send_str(json.dumps({"type": "response.create"}))
+            kinds = []
+            while "response.done" not in kinds:
+                kinds.append(json.loads(await side.receive_str())["type"])
+        await caller.until("output_audio_buffer.started")
+        await caller.until("output_audio_buffer.stopped")
+        pcm = np.concatenate(caller.heard)
+        assert [w.index for w in tones.decode(pcm, 16_000) if w.end_sample - w.start_sample > 3200] == [0, 1, 2]
+        assert "response.output_audio.delta" not in {event["type"] for event in caller.talk.events}
+        assert await api.sessions() == 1
+        status, _, _ = await api.post(f"/v1/realtime/calls/{call_id}/hangup")
+        assert status == 200
+        await api.until_empty()
+        assert (await api.post(f"/v1/realtime/calls/{call_id}/hangup"))[0] == 404
+        await caller.close()
+
+    at_a_daemon(story)
+
+
+def test_a_voice_over_a_call_cuts_the_reply_where_it_was_heard() -> None:
+    async def story(api: Api) -> None:
+        caller, _ = await call(api)
+        await caller.until("session.created")
+        caller.send("conversation.item.create", item=_user("say 12"))
+        caller.send("response.create")
+        await caller.until("output_audio_buffer.started")
+        await asyncio.sleep(2.4)
+        caller.mic = beep24(900)
+        await caller.until("output_audio_buffer.cleared")
+        truncated = await caller.until("conversation.item.truncated")
+        caller.send("conversation.item.retrieve", item_id=truncated["item_id"])
+        kept = await caller.until("conversation.item.retrieved")
+        words = kept["item"]["content"][0]["transcript"].split()
+        pcm = np.concatenate(caller.heard)
+        heard = [w.index for w in tones.decode(pcm, 16_000) if w.end_sample - w.start_sample > 5500 and w.index < 32]
+        assert len(words) in (len(heard), len(heard) - 1)  # The last one lies inside the published error.
+        assert len(words) >= 3
+        await caller.close()
+        await api.until_empty()
+
+    at_a_daemon(story)
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+def test_who_has_no_key_gets_nothing_and_a_secret_opens_what_it_was_made_for() -> None:
+    async def story(api: Api) -> None:
+        for path in ("/v1/realtime/client_secrets", "/v1/realtime/calls", "/v1/chat/completions", "/v1/audio/speech"):
+            for token in ("", "wrong", "ek_wrong"):
+                headers = {"Content-Type": "application/sdp" if path.endswith("calls") else "application/json"}
+                status, body, _ = await api.post(path, token=token, data=b'{"input": "1"}', headers=headers)
+                assert (status, body["error"]["code"]) == (401, "invalid_api_key"), path
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
+            await api.socket()
+        wanted = {
+            "session": {"type": "realtime", "instructions": "only this"},
+            "expires_after": {"anchor": "created_at", "seconds": 60},
+            "locked_fields": ["instructions"],
+        }
+        status, secret, _ = await api.post("/v1/realtime/client_secrets", token="t0ken", json=wanted)
+        assert (status, secret["value"][:3]) == (200, "ek_")
+        protocols = ("realtime", f"openai-insecure-api-key.{secret['value']}", "openai-agents-sdk.1")
+        async with api.socket(protocols=protocols) as socket:
+            assert socket.protocol == "realtime"
+            talk = Talk(socket)
+            created = await talk.until("session.created")
+            assert created["session"]["instructions"] == "only this"
+            await talk.send("session.update", session={"type": "realtime", "instructions": "something else"})
+            assert (await talk.until("error"))["error"]["code"] == "locked_field"
+        assert (await api.post("/v1/realtime/client_secrets", token=secret["value"], json={}))[0] == 401
+        assert "t0ken" not in api.daemon.said()
+        assert secret["value"] not in api.daemon.said()
+
+    at_a_daemon(story, "--token", "t0ken")
+
+
+def test_secrets_live_for_ten_seconds_to_two_hours() -> None:
+    async def story(api: Api) -> None:
+        for seconds in (9, 7201, "many"):
+            wanted = {"expires_after": {"anchor": "created_at", "seconds": seconds}}
+            status, body, _ = await api.post("/v1/realtime/client_secrets", json=wanted)
+            assert (status, body["error"]["param"]) == (400, "expires_after.seconds")
+
+    at_a_daemon(story)
+
+
+def test_pages_of_other_origins_are_served_only_when_they_are_named() -> None:
+    """A page on the web must not reach a daemon on its reader's machine, not even by a WebSocket."""
+
+    async def story(api: Api) -> None:
+        evil, good = {"Origin": "https://evil.example"}, {"Origin": "https://good.example"}
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            await api.socket(headers=evil)
+        assert (await api.post("/v1/realtime/client_secrets", json={}, headers=evil))[0] == 403
+        async with api.http.options(api.url("/v1/realtime/calls"), headers=evil) as answer:
+            assert answer.status == 403
+        async with api.http.options(api.url("/v1/realtime/calls"), headers=good) as answer:
+            assert answer.status == 204
+            assert "x-openai-agents-sdk" in answer.headers["Access-Control-Allow-Headers"]
+        status, _, headers = await api.post("/v1/realtime/client_secrets", json={}, headers=good)
+        assert (status, headers["Access-Control-Allow-Origin"]) == (200, "https://good.example")
+        assert headers["Access-Control-Expose-Headers"] == "Location"
+        async with api.socket(headers=good) as socket:
+            await Talk(socket).until("session.created")
+
+    at_a_daemon(story, "--cors-origins", "https://good.example")
+
+
+def test_twenty_at_once_at_a_daemon_for_three_leave_three_and_typed_refusals() -> None:
+    """T-CON-05, T-CON-07: never one too many; an event and 1013, or 503 and when to come again."""
+
+    async def story(api: Api) -> None:
+        async def knock() -> Any:
+            socket = await api.socket()
+            first = json.loads(await socket.receive_str())
+            return socket, first
+
+        knocks = await asyncio.gather(*(knock() for _ in range(20)))
+        taken = [socket for socket, first in knocks if first["type"] == "session.created"]
+        refused = [(socket, first) for socket, first in knocks if first["type"] == "error"]
+        assert (len(taken), len(refused)) == (3, 17)
+        for socket, first in refused:
+            assert first["error"]["code"] == "busy"
+            await socket.receive()
+            assert socket.close_code == 1013
+        status, body, headers = await api.post("/v1/audio/speech", json={"input": "1"})
+        assert (status, body["error"]["code"]) == (503, "busy")
+        assert int(headers["Retry-After"]) > 0
+        for socket in taken:
+            await socket.close()
+        await api.until_empty()
+
+    at_a_daemon(story)
+
+
+def test_too_many_requests_are_told_when_to_come_again() -> None:
+    async def story(api: Api) -> None:
+        answers = [await api.post("/v1/realtime/client_secrets", json={}) for _ in range(14)]
+        assert [status for status, _, _ in answers].count(429) >= 3
+        status, body, headers = answers[-1]
+        assert (status, body["error"]["type"]) == (429, "rate_limit_error")
+        assert "Retry-After" in headers
+
+    at_a_daemon(story, "--requests-per-minute", "10")
+
+
+def test_abuse_gets_errors_and_the_neighbour_hears_nothing_of_it() -> None:
+    """T-BAD-05: bad JSON, 20 MB, wrong base64, unknown types, binary, a flood; 1009 only for what is too large."""
+
+    async def story(api: Api) -> None:
+        async with api.socket() as quiet, api.socket() as loud:
+            neighbour, bad = Talk(quiet), Talk(loud)
+            await neighbour.until("session.created")
+            await bad.until("session.created")
+            await neighbour.ask("say 8")
+            await loud.send_str("no json")
+            await loud.send_str('{"type":"input_audio_buffer.append","audio":"%%%"}')
+            await loud.send_str('{"type":"unheard.of"}')
+            await loud.send_str(json.dumps({"type": "input_audio_buffer.append", "audio": "A" * 22_000_000}))
+            await loud.send_bytes(b"\x00\xff")
+            codes = [(await bad.until("error"))["error"]["code"] for _ in range(5)]
+            assert codes == ["invalid_json", "invalid_value", "invalid_value", "event_too_large", "invalid_frame"]
+            for _ in range(2000):
+                await bad.send("session.update", session={"type": "realtime"})
+            assert (await bad.until("error"))["error"]["code"] == "rate_limit_exceeded"
+            await neighbour.until("response.done")
+            assert neighbour.words() == list(range(8))
+            await loud.send_str("x" * 24_000_000)
+            async for _ in loud:
+                pass
+            assert loud.close_code == 1009
+        await api.until_empty()
+
+    at_a_daemon(story)
+
+
+def test_a_session_lives_as_long_as_it_may() -> None:
+    async def story(api: Api) -> None:
+        async with api.socket() as socket:
+            talk = Talk(socket)
+            created = await talk.until("session.created")
+            assert created["session"]["expires_at"] > 1_700_000_000
+            assert (await talk.until("error"))["error"]["code"] == "session_expired"
+            await socket.receive()
+            assert socket.close_code == 1001
+        await api.until_empty()
+
+    at_a_daemon(story, "--session-life-s", "1.5")
+
+
+def test_closing_at_any_moment_gives_everything_back() -> None:
+    """T-RC-11: fifty times, in the middle of whatever was going on."""
+
+    async def story(api: Api) -> None:
+        before = await api.daemon.held()
+        for index in range(50):
+            async with api.socket() as socket:
+                await socket.receive_str()
+                talk = Talk(socket)
+                await talk.ask("say 9")
+                await asyncio.sleep(0.003 * index)
+        await api.until_empty()
+        await asyncio.sleep(3)
+        after = await api.daemon.held()
+        assert {k: v for k, v in after.items() if v > before[k] + 2} == {}
+
+    at_a_daemon(story)
+
+
+def test_speech_is_streamed_in_the_container_asked_for() -> None:
+    async def story(api: Api) -> None:
+        body = {"model": "clock", "input": "5 6 7", "response_format": "pcm"}
+        status, pcm, _ = await api.post("/v1/audio/speech", json=body)
+        sound = np.frombuffer(pcm, "<i2")
+        assert (status, [w.index for w in tones.decode(sound, 24_000)]) == (200, [5, 6, 7])
+        _, data, _ = await api.post("/v1/audio/speech", json={**body, "response_format": "wav"})
+        assert data[44:] == pcm
+        _, data, _ = await api.post("/v1/audio/speech", json={**body, "response_format": "opus"})
+        with av.open(io.BytesIO(data)) as ogg:
+            made = np.concatenate([frame.to_ndarray().reshape(-1) for frame in ogg.decode(audio=0)])
+            assert abs(len(made) / 48 - len(sound) / 24) < 1
+            assert ogg.streams.audio[0].codec_context.name == "opus"
+        _, data, headers = await api.post("/v1/audio/speech", json={**body, "stream_format": "sse"})
+        events = [json.loads(line[6:]) for line in data.decode().splitlines() if line]
+        assert headers["Content-Type"].startswith("text/event-stream")
+        assert events[-1]["type"] == "speech.audio.done"
+        assert b"".join(base64.b64decode(e["audio"]) for e in events[:-1]) == pcm
+        for bad, param in (({}, "input"), ({"input": ""}, "input"), ({"input": "1", "speed": 2}, "speed")):
+            status, answer, _ = await api.post("/v1/audio/speech", json=bad)
+            assert (status, answer["error"]["param"]) == (400, param)
+        await api.until_empty()
+
+    at_a_daemon(story)
+
+
+def recording(*, rate: int = 16_000) -> bytes:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        at = np.arange(rate // 2) / rate
+        file.writeframes((8000 * np.sin(2 * np.pi * 700 * at)).astype("<i2").tobytes() + bytes(rate // 2))
+    return out.getvalue()
+
+
+def test_a_recording_becomes_words() -> None:
+    async def story(api: Api) -> None:
+        for kind, expected in (("json", {"text": "sound"}), ("text", b"sound\n")):
+            form = aiohttp.FormData({"model": "clock", "response_format": kind})
+            form.add_field("file", recording(rate=44_100), filename="a.wav")
+            status, body, _ = await api.post("/v1/audio/transcriptions", data=form)
+            assert status == 200
+            assert (body if kind == "text" else {"text": body["text"]}) == expected
+        form = aiohttp.FormData({"model": "clock"})
+        form.add_field("file", b"no sound at all", filename="a.wav")
+        assert (await api.post("/v1/audio/transcriptions", data=form))[0] == 400
+        await api.until_empty()
+
+    at_a_daemon(story)
+
+
+def test_chat_answers_in_text_and_in_sound_whole_and_streamed() -> None:
+    async def story(api: Api) -> None:
+        told = [{"role": "user", "content": "say 5"}, {"role": "assistant", "content": "3-0 3-1."}]
+        messages = [{"role": "system", "content": "be brief"}, *told, {"role": "user", "content": "say 2"}]
+        _, body, _ = await api.post("/v1/chat/completions", json={"messages": messages})
+        assert body["choices"][0]["message"]["content"] == "4-0 4-1."
+        assert body["usage"]["completion_tokens"] == 2
+        spoken = {"messages": messages, "modalities": ["text", "audio"], "audio": {"voice": "x", "format": "wav"}}
+        _, body, _ = await api.post("/v1/chat/completions", json=spoken)
+        sound = base64.b64decode(body["choices"][0]["message"]["audio"]["data"])[44:]
+        assert [w.index for w in tones.decode(np.frombuffer(sound, "<i2"), 24_000)] == [128, 129]
+        _, data, _ = await api.post("/v1/chat/completions", json={**spoken, "stream": True, "temperature": 0})
+        lines = [line[6:] for line in data.decode().splitlines() if line]
+        chunks = [json.loads(line) for line in lines[:-1]]
+        assert lines[-1] == "[DONE]"
+        assert {chunk["modality"] for chunk in chunks} == {"text", "audio"}
+        text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+        assert (text, chunks[-1]["choices"][0]["finish_reason"]) == ("4-0 4-1.", "stop")
+        heard = {
+            "type": "input_audio",
+            "input_audio": {"data": base64.b64encode(recording()).decode(), "format": "wav"},
+        }
+        listened = {"messages": [{"role": "user", "content": [heard]}], "max_tokens": 3}
+        _, body, _ = await api.post("/v1/chat/completions", json=listened)
+        assert body["choices"][0]["finish_reason"] == "length"
+        for bad in ({}, {"messages": []}, {"messages": [3]}, {"messages": [{"role": "x"}]}, {"messages": told, "n": 2}):
+            status, body, _ = await api.post("/v1/chat/completions", json=bad)
+            assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+        await api.until_empty()
+
+    at_a_daemon(story)
+
+
+def test_what_is_not_there_says_so() -> None:
+    async def story(api: Api) -> None:
+        assert (await api.post("/v1/realtime/sessions", json={}))[0] == 410
+        assert (await api.post("/v1/realtime/calls/x/accept", json={}))[0] == 501
+        assert (await api.post("/v1/nothing", json={}))[1]["error"]["type"] == "invalid_request_error"
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="404"):
+            await api.socket(query="call_id=rtc_none")
+        metrics = await api.daemon.get("/metrics")
+        assert "# TYPE duplexd_frontend_sessions gauge\nduplexd_frontend_sessions 0\n" in metrics
+
+    at_a_daemon(story)
