@@ -6,9 +6,11 @@ const transport = new OpenAIRealtimeWebSocket({ url: `${url}/v1/realtime?model=c
 const agent = new RealtimeAgent({ name: 'guide', instructions: 'Be brief.' });
 const session = new RealtimeSession(agent, { transport, config: { audio: { input: { turnDetection: { type: 'server_vad' } } } } });
 const started = Date.now();
-const out = { audio: [], events: [], errors: [], interrupted: [] };
+const out = { audio: [], events: [], errors: [], interrupted: [], truncated: [] };
 session.on('error', (e) => out.errors.push(JSON.stringify(e)));
-transport.on('*', (e) => { if (!e.type.endsWith('.delta')) out.events.push([Date.now() - started, e.type]); });
+transport.on('*', (e) => {
+  if (e.type === 'conversation.item.truncated') out.truncated.push([e.item_id, e.audio_end_ms]);
+  if (!e.type.endsWith('.delta')) out.events.push([Date.now() - started, e.type]); });
 transport.on('audio', (e) => out.audio.push([Date.now() - started, e.responseId, Buffer.from(e.data).toString('base64')]));
 session.on('audio_interrupted', () => out.interrupted.push(Date.now() - started));
 await session.connect({ apiKey: 'x' });

@@ -12,13 +12,12 @@ import sys
 import time
 
 from livekit import rtc
-from livekit.agents import llm
 from livekit.plugins import openai
 from openai.types.realtime.realtime_audio_input_turn_detection import ServerVad
 
 URL, SECONDS = sys.argv[1], float(sys.argv[2])
 TURNS = [(1.0, 1.6), (4.5, 5.4), (13.5, 14.1)]
-out = {"audio": [], "events": [], "errors": [], "interrupted": [], "history": []}
+out = {"audio": [], "events": [], "errors": [], "interrupted": [], "history": [], "truncated": []}
 started = time.monotonic()
 playing = {}
 
@@ -77,6 +76,7 @@ async def main():
                 session.interrupt()
                 session.truncate(message_id=playing["id"], modalities=["audio"], audio_end_ms=int(heard * 1000))
                 out["interrupted"].append([now() * 1000, heard * 1000])
+                out["truncated"].append([playing["id"], int(heard * 1000)])
             playing.clear()
 
     session.on("input_speech_started", stop)

@@ -13,13 +13,13 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.runner import PipelineRunner
 from pipecat.pipeline.task import PipelineParams, PipelineTask
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.openai.realtime import events
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 
 URL, SECONDS = sys.argv[1], float(sys.argv[2])
 TURNS = [(1.0, 1.6), (4.5, 5.4), (13.5, 14.1)]
-out = {"audio": [], "events": [], "errors": [], "interrupted": [], "history": []}
+out = {"audio": [], "events": [], "errors": [], "interrupted": [], "history": [], "truncated": []}
 started = time.monotonic()
 logger.remove()
 logger.add(sys.stderr, level="WARNING")
@@ -52,13 +52,14 @@ async def main():
         base_url=f"{URL}/v1/realtime",
         settings=OpenAIRealtimeLLMService.Settings(session_properties=properties),
     )
-    sent_events, send = [], service.send_client_event
+    send = service.send_client_event
 
     async def spy(event):
         if event.type != "input_audio_buffer.append":
             out["events"].append([now() * 1000, "> " + event.type])
         if event.type == "conversation.item.truncate":
-            out["interrupted"].append([event.item_id, event.audio_end_ms])
+            out["interrupted"].append([now() * 1000, event.audio_end_ms])
+            out["truncated"].append([event.item_id, event.audio_end_ms])
         await send(event)
 
     service.send_client_event = spy

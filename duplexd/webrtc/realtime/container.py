@@ -56,8 +56,11 @@ class OggOpus:
     def finish(self) -> bytes:
         """The last page; its position cuts the padding off."""
         padding = (VOICE_FRAME - len(self._rest)) % VOICE_FRAME
-        if len(self._rest):
-            self._encode(np.concatenate([self._rest, np.zeros(padding, np.int16)]))
+        if 2 * padding < _PRESKIP:
+            padding += VOICE_FRAME  # The encoder still holds the end of the sound.
+        tail = np.concatenate([self._rest, np.zeros(padding, np.int16)])
+        for start in range(0, len(tail), VOICE_FRAME):
+            self._encode(tail[start : start + VOICE_FRAME])
         self._granule -= 2 * padding
         page = self._flush(_LAST)
         self._encoder.close()

@@ -23,7 +23,6 @@ Pcm = NDArray[np.int16]
 
 PCM, ULAW, ALAW = "audio/pcm", "audio/pcmu", "audio/pcma"
 RATES = {PCM: 24_000, ULAW: 8_000, ALAW: 8_000}
-BYTES_PER_MS = {PCM: 48, ULAW: 8, ALAW: 8}
 _G711_BIAS = 0x84
 _G711_CLIP = 32_635
 
@@ -42,7 +41,8 @@ class WireIn:
 
     def __init__(self, name: str, *, rate: int = 0) -> None:
         self.name = name
-        self.rate = rate or RATES[name]
+        self.rate = rate if rate and name == PCM else RATES[name]
+        self.bytes_per_ms = self.rate * (2 if name == PCM else 1) / 1000
         self._resampler = Resampler(self.rate, INPUT_RATE)
         self._odd = b""
 

@@ -235,7 +235,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 class Conversation:
-    """Items in order. Ids are unique for the life of the session."""
+    """Items in order; no two have one id."""
 
     def __init__(self, *, items_max: int = ITEMS_MAX) -> None:
         self._items: list[Item] = []

@@ -35,10 +35,11 @@ from duplexd.webrtc.frontend import RETRY_AFTER_S, Frontend, Refused
 from duplexd.webrtc.peer import Peer
 from duplexd.webrtc.realtime.faults import Fault
 from duplexd.webrtc.realtime.limits import EVENT_BYTES_MAX, Bucket, Limits
+from duplexd.webrtc.realtime.resume import DuplexSessions
 from duplexd.webrtc.realtime.secrets import Doorkeeper
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import Settings
-from duplexd.webrtc.realtime.visit import CHANNEL, ChannelSink, RealtimeVisit, SocketSink
+from duplexd.webrtc.realtime.visit import CHANNEL, ChannelSink, RealtimeVisit, SocketSink, turn_away
 
 FRAME_BYTES_MAX = EVENT_BYTES_MAX + 1024 * 1024  #: a frame beyond it closes the socket with 1009
 PING_EVERY_S = 20.0
@@ -173,6 +174,7 @@ class RealtimeRoutes:
         self.frontend = frontend
         self.door = door
         self.calls: dict[str, RealtimeVisit] = {}
+        self.duplex = DuplexSessions(self)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -190,7 +192,14 @@ class RealtimeRoutes:
     # Sessions ---------------------------------------------------------------------------------------------------------
 
     def core(
-        self, session: SessionId, line: Line, settings: Settings, locked: frozenset[str], transport: Transport
+        self,
+        session: SessionId,
+        line: Line,
+        settings: Settings,
+        locked: frozenset[str],
+        transport: Transport,
+        *,
+        input_rate: int = 0,
     ) -> RealtimeVisit:
         """A session whose protocol has not begun."""
         ready = self.frontend.supervisor.ready
@@ -208,6 +217,7 @@ class RealtimeRoutes:
             locked=locked,
             public_id=f"sess_{secrets.token_urlsafe(12)}",
             expires_at=round(clock.wall_seconds() + life) if life else None,
+            input_rate=input_rate,
         )
         return RealtimeVisit(self.frontend, session, line, core)
 
@@ -221,6 +231,10 @@ class RealtimeRoutes:
         settings, locked = self.door.settings(request, model=self.served(request))
         if request.query.get("intent") == "transcription":
             settings = settings.as_kind("transcription")
+        if request.query.get("duplex") == "1":
+            socket = await _upgrade(request)
+            await self.duplex.serve(socket, model=self.served(request))
+            return socket
         call_id = request.query.get("call_id")
         if call_id is not None:
             return await self._sideband(request, call_id)
@@ -230,7 +244,7 @@ class RealtimeRoutes:
                 lambda session, line: self.core(session, line, settings, locked, Transport.WEBSOCKET)
             )
         except Refused as refused:
-            await _turn_away(socket, refused)
+            await turn_away(socket, refused)
             return socket
         sink = SocketSink(socket)
         visit.sinks.append(sink)
@@ -386,13 +400,6 @@ async def _upgrade(request: web.Request) -> web.WebSocketResponse:
         raise Refusal(426, "upgrade_required", "This is a WebSocket; connect with one.")
     await socket.prepare(request)
     return socket
-
-
-async def _turn_away(socket: web.WebSocketResponse, refused: Refused) -> None:
-    """A refusal after the upgrade: an event, and the code that says "try again later"."""
-    error = {"type": "server_error", "code": refused.code, "message": str(refused)}
-    await socket.send_json({"type": "error", "event_id": "event_1", "error": error})
-    await socket.close(code=1013, message=str(refused).encode()[:120])
 
 
 async def _call_of(request: web.Request) -> tuple[str, Any, str | None]:

@@ -51,7 +51,7 @@ from duplexd.messages import (
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks, ms_from_ticks, ticks_from_ms
 from duplexd.webrtc.realtime import check as c
 from duplexd.webrtc.realtime.faults import Fault, invalid, missing
-from duplexd.webrtc.realtime.formats import BYTES_PER_MS, WireIn, WireOut, base64_of
+from duplexd.webrtc.realtime.formats import WireIn, WireOut, base64_of
 from duplexd.webrtc.realtime.items import Conversation, Item, parse_item, turns_of
 from duplexd.webrtc.realtime.limits import Bucket, Limits
 from duplexd.webrtc.realtime.orders import ClearInput, Cut, EndTurn, Feed, Goodbye, Heard, Listening
@@ -114,6 +114,7 @@ class RealtimeSession:
         public_id: str = "",
         expires_at: int | None = None,
         input_ms: Callable[[Ticks], float] = ms_from_ticks,
+        input_rate: int = 0,
     ) -> None:
         self.session = session
         self.settings = settings
@@ -139,7 +140,8 @@ class RealtimeSession:
         per_minute = self.limits.responses_per_minute
         self._response_bucket = Bucket(per_second=per_minute / 60, burst=per_minute)
         self._fault_bucket = Bucket(per_second=FAULTS_PER_SECOND, burst=4 * FAULTS_PER_SECOND)
-        self._wire_in = WireIn(settings.input_format)
+        self._input_rate = input_rate  #: of PCM; 0: the protocol's own
+        self._wire_in = WireIn(settings.input_format, rate=input_rate)
         self._wire_out = WireOut(settings.output_format, rate=rate)
         self._buffered_ms = 0.0  #: appended since the last commit
         self._received_ms = 0.0
@@ -328,7 +330,7 @@ class RealtimeSession:
     def _configure(self, before: Settings | None, after: Settings) -> None:
         """What of a change the engine, the line and the codecs must know."""
         if before is None or before.input_format != after.input_format:
-            self._wire_in = WireIn(after.input_format)
+            self._wire_in = WireIn(after.input_format, rate=self._input_rate)
         if before is None or before.output_format != after.output_format:
             self._wire_out = WireOut(after.output_format, rate=self._rate)
         if before is None or before.turn_detection != after.turn_detection:
@@ -376,7 +378,7 @@ class RealtimeSession:
 
     def _append(self, event: dict[str, Any], now: Nanos) -> None:
         pcm, count = self._wire_in.push(event["audio"])
-        ms = count / BYTES_PER_MS[self._wire_in.name]
+        ms = count / self._wire_in.bytes_per_ms
         self._buffered_ms += ms
         self._received_ms += ms
         if len(pcm):

@@ -30,7 +30,7 @@ from duplexd.messages import (
     RefuseSession,
 )
 from duplexd.units import Nanos, Ticks, ticks_from_nanos
-from duplexd.webrtc.frontend import STALL_BYTES, Frontend
+from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused
 from duplexd.webrtc.peer import MessageFault, Peer
 from duplexd.webrtc.realtime.bridge import Bridge
 from duplexd.webrtc.realtime.session import RealtimeSession
@@ -42,6 +42,10 @@ SINKS_MAX = 8  #: connections that may watch one session
 
 log = logging.getLogger("duplexd.realtime")
 _encoder = msgspec.json.Encoder()
+
+
+def _as_json(event: dict[str, Any]) -> list[str]:
+    return [_encoder.encode(event).decode()]
 
 
 class Sink(Protocol):
@@ -150,7 +154,8 @@ class RealtimeVisit:
         self.stalled = False
         self.finished = asyncio.Event()
         self.ending: asyncio.Task[None] | None = None
-        self.translate: Callable[[dict[str, Any]], list[dict[str, Any]]] | None = None
+        self.render: Callable[[dict[str, Any]], list[str]] = _as_json  #: an event as its client reads it
+        self.detached = False  #: its client's connection broke and may come back
         self._origin = clock.now()
         self._owner = owner
 
@@ -237,7 +242,7 @@ class RealtimeVisit:
     def tick(self, now: Nanos) -> None:
         self.bridge.tick(now)
         self.flush()
-        stalled = any(sink.backlog_bytes > STALL_BYTES for sink in self.sinks)
+        stalled = self.detached or any(sink.backlog_bytes > STALL_BYTES for sink in self.sinks)
         if stalled != self.stalled:
             self.stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
@@ -273,7 +278,13 @@ class RealtimeVisit:
 
     def _tell_events(self) -> None:
         for event in self.bridge.events():
-            for told in [event] if self.translate is None else self.translate(event):
-                text = _encoder.encode(told).decode()
+            for text in self.render(event):
                 for sink in list(self.sinks):
                     sink.tell(text)
+
+
+async def turn_away(socket: Any, refused: Refused) -> None:
+    """A refusal after the upgrade: an event, and the code that says "try again later"."""
+    error = {"type": "server_error", "code": refused.code, "message": str(refused)}
+    await socket.send_json({"type": "error", "event_id": "event_1", "error": error})
+    await socket.close(code=1013, message=str(refused).encode()[:120])

@@ -88,7 +88,7 @@ class View:
         self.items[item["id"]] = item
 
     def _conversation_item_deleted(self, event: dict[str, Any]) -> None:
-        if event["item_id"] in self.deleted:
+        if event["item_id"] not in self.items and event["item_id"] in self.deleted:
             return  # A client that deletes it once more is told once more.
         self._need(event["item_id"] in self.items, event, "what is deleted was there")
         self.order.remove(event["item_id"])
@@ -192,6 +192,7 @@ _PLAIN = {
     "output_audio_buffer.cleared",
     "conversation.item.input_audio_transcription.delta",
 }
+_THEIR_OWN = {"parameters", "tracing", "truncation", "prompt", "reasoning"}  #: shown as the client gave them
 _MAY_BE_NULL = {"status_details", "previous_item_id", "transcript"}
 
 
@@ -201,7 +202,8 @@ def _no_nulls(value: Any, name: str = "") -> None:
         raise Broken(f"{name} is null")
     if isinstance(value, dict):
         for key, one in value.items():
-            _no_nulls(one, key)
+            if key not in _THEIR_OWN:
+                _no_nulls(one, key)
     elif isinstance(value, list):
         for one in value:
             _no_nulls(one, name)
