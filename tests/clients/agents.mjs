@@ -37,5 +37,4 @@ out.history = session.history.map((item) => ({
   text: (item.content ?? []).map((c) => c.transcript ?? c.text ?? '').join(' '),
 }));
 session.close();
-console.log(JSON.stringify(out));
-process.exit(0);
+process.stdout.write(`${JSON.stringify(out)}\n`, () => process.exit(0)); // A pipe takes it in parts.

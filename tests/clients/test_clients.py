@@ -1,8 +1,8 @@
 """Stock clients, unmodified, at a daemon of the word clock: three spoken turns, one of them over a reply.
 
 Each is installed into an environment of its own below `STOCK_CLIENTS_HOME` (default: `.clients` in the repository), by
-the ordinary package tools; what is there already is used. What a client says it played, what the server remembers, and what
-the client shows as history must agree to the word.
+the ordinary package tools; what is there already is used. What a client says it played, what the server remembers, and
+what the client shows as history must agree to the word.
 """
 
 from __future__ import annotations
