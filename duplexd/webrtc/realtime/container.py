@@ -33,7 +33,7 @@ class OggOpus:
         self._sequence = 0
         self._rest = np.zeros(0, np.int16)
         self._packets: list[bytes] = []
-        self._granule = 0
+        self._granule = 0  #: samples of 48 kHz that a decoder has made by the end of a page, pre-skip included
 
     def begin(self) -> bytes:
         head = struct.pack("<8sBBHIHB", b"OpusHead", 1, 1, _PRESKIP, VOICE_RATE, 0, 0)
@@ -61,7 +61,7 @@ class OggOpus:
         tail = np.concatenate([self._rest, np.zeros(padding, np.int16)])
         for start in range(0, len(tail), VOICE_FRAME):
             self._encode(tail[start : start + VOICE_FRAME])
-        self._granule -= 2 * padding
+        self._granule += _PRESKIP - 2 * padding  # Where the sound ends; what is decoded behind it is padding.
         page = self._flush(_LAST)
         self._encoder.close()
         return page
@@ -72,7 +72,7 @@ class OggOpus:
 
     def _flush(self, flags: int) -> bytes:
         packets, self._packets = self._packets, []
-        return self._page(packets, self._granule + _PRESKIP, flags)
+        return self._page(packets, self._granule, flags)
 
     def _page(self, packets: list[bytes], granule: int, flags: int) -> bytes:
         lacing = b"".join(b"\xff" * (len(packet) // 255) + bytes([len(packet) % 255]) for packet in packets)
