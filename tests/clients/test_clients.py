@@ -12,12 +12,16 @@ import json
 import os
 import subprocess
 import sys
+import wave
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from aiohttp import web
 
+from duplexd.bench.browser import Browser
 from duplexd.bench.daemon import Daemon
 from duplexd.models.clock.stages import TONE, WORD
 from duplexd.units import ms_from_ticks
@@ -152,3 +156,63 @@ def test_the_peers_duplex_client() -> None:
     python = python_with("vllmomni", "websockets", "pybase64", "numpy")
 
     check(talk([python, HERE / "duplex_peers.py"], scheme="ws", extra=(str(peers_package()),)))
+
+
+def microphone(path: Path) -> None:
+    """A tone at 3, 7.5 and 17 s, silence around it: three turns, the second over a reply."""
+    rate = 48_000
+    at = np.arange(26 * rate) / rate
+    loud = sum(((at >= begin) & (at < end)) for begin, end in ((3.0, 3.6), (7.5, 8.5), (17.0, 17.6)))
+    pcm = np.rint(9000 * loud * np.sin(2 * np.pi * 700 * at)).astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(pcm.tobytes())
+
+
+@pytest.mark.browser
+def test_agents_realtime_over_webrtc_in_chromium(tmp_path: Path) -> None:
+    """The stock bundle in a page of another origin: no candidates in its offer, events on a channel, sound on a track."""
+    folder = node_with("@openai/agents-realtime", "@openai/agents")
+    bundle = folder / "node_modules/@openai/agents-realtime/dist/bundle/openai-realtime-agents.umd.js"
+    microphone(tmp_path / "microphone.wav")
+
+    async def story() -> tuple[dict[str, Any], list[str], str]:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/", lambda _: web.FileResponse(HERE / "agents.html")),
+                web.get("/agents.umd.js", lambda _: web.FileResponse(bundle)),
+            ]
+        )
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        page_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        flags = ("--model", "clock", "--loopback-media", "--cors-origins", page_url)
+        try:
+            async with Daemon(*flags) as daemon, Browser(fake_microphone=tmp_path / "microphone.wav") as browser:
+                page = await browser.page(page_url + "/")
+                daemon_url = daemon.url.rstrip("/").replace("localhost", "127.0.0.1")
+                found = await page.evaluate(f"talk({json.dumps(daemon_url)}, 24)")
+                return found, browser.page_errors, daemon.said()
+        finally:
+            await runner.cleanup()
+
+    found, page_errors, said = asyncio.run(story())
+
+    assert "Traceback" not in said, said[-3000:]
+    assert (found["errors"], [e for e in page_errors if "favicon" not in e and "404" not in e]) == ([], [])
+    assert found["connected_ms"] < 5000
+    replies = [entry for entry in found["history"] if entry["role"] == "assistant"]
+    assert len(replies) == 3
+    played = {item: float(ms) for item, ms in found["truncated"]}
+    for entry in replies:
+        count = len(entry["text"].split())
+        if entry["id"] in played:
+            assert words_by(played[entry["id"]] - 120) <= count <= words_by(played[entry["id"]] + SLACK_MS)
+        else:
+            assert count == 12, entry
+    assert any(kind == "output_audio_buffer.cleared" for _, kind in found["events"])
