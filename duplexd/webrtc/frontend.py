@@ -113,6 +113,8 @@ class Guest(Protocol):
     line: Line
     admitted: asyncio.Future[str]
     lateness: Lateness
+    progress: Progress | None
+    shown_state: str
 
     def take(self, news: Any) -> None: ...
 

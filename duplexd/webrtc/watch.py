@@ -11,7 +11,7 @@ import msgspec
 
 from duplexd import __version__, clock
 from duplexd.units import ms_from_ticks
-from duplexd.webrtc.frontend import Frontend, Visit
+from duplexd.webrtc.frontend import Frontend, Guest
 
 ROWS_MAX = 256  #: sessions of one snapshot; it is made on the loop that carries everybody's media
 ROWS = 64
@@ -63,7 +63,7 @@ def snapshot(frontend: Frontend, values: Mapping[str, float], *, rows: int) -> S
     )
 
 
-def _watched(visit: Visit) -> Watched:
+def _watched(visit: Guest) -> Watched:
     playout, progress = visit.line.playout, visit.progress
     current = progress is not None and progress.epoch == playout.epoch
     published = playout.delivered + playout.queued

@@ -171,9 +171,16 @@ def microphone(path: Path) -> None:
         file.writeframes(pcm.tobytes())
 
 
+def file_of(path: Path) -> Any:
+    async def serve(_: web.Request) -> web.FileResponse:
+        return web.FileResponse(path)
+
+    return serve
+
+
 @pytest.mark.browser
 def test_agents_realtime_over_webrtc_in_chromium(tmp_path: Path) -> None:
-    """The stock bundle in a page of another origin: no candidates in its offer, events on a channel, sound on a track."""
+    """The stock bundle in a page of another origin: no candidates in its offer, events on a channel, a track."""
     folder = node_with("@openai/agents-realtime", "@openai/agents")
     bundle = folder / "node_modules/@openai/agents-realtime/dist/bundle/openai-realtime-agents.umd.js"
     microphone(tmp_path / "microphone.wav")
@@ -182,8 +189,8 @@ def test_agents_realtime_over_webrtc_in_chromium(tmp_path: Path) -> None:
         app = web.Application()
         app.add_routes(
             [
-                web.get("/", lambda _: web.FileResponse(HERE / "agents.html")),
-                web.get("/agents.umd.js", lambda _: web.FileResponse(bundle)),
+                web.get("/", file_of(HERE / "agents.html")),
+                web.get("/agents.umd.js", file_of(bundle)),
             ]
         )
         runner = web.AppRunner(app)

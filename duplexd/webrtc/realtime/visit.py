@@ -26,8 +26,11 @@ from duplexd.messages import (
     ClientStalled,
     EndSession,
     LatencyMeasured,
+    Progress,
     PublishChunk,
     RefuseSession,
+    StateChanged,
+    TurnState,
 )
 from duplexd.units import Nanos, Ticks, ticks_from_nanos
 from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused
@@ -152,6 +155,8 @@ class RealtimeVisit:
         self.call_id = ""
         self.sinks: list[Sink] = []
         self.stalled = False
+        self.progress: Progress | None = None
+        self.shown_state = TurnState.LISTENING.value
         self.finished = asyncio.Event()
         self.ending: asyncio.Task[None] | None = None
         self.render: Callable[[dict[str, Any]], list[str]] = _as_json  #: an event as its client reads it
@@ -232,8 +237,16 @@ class RealtimeVisit:
                 self.bridge.take(news, clock.now())
                 self._owner.note_reply(news)
             case _:
+                self._note(news)
                 self.bridge.take(news, clock.now())
         self.flush()
+
+    def _note(self, news: Any) -> None:
+        """For whoever watches the daemon."""
+        if isinstance(news, Progress):
+            self.progress = news
+        elif isinstance(news, StateChanged):
+            self.shown_state = news.state.value
 
     def _settle(self, refusal: str) -> None:
         if not self.admitted.done():
