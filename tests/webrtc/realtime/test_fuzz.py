@@ -124,7 +124,7 @@ def test_ten_thousand_mutated_events_are_errors_at_worst(transport: Transport) -
 @pytest.mark.parametrize("seed", range(6))
 def test_mutated_events_in_the_middle_of_a_conversation_disturb_no_neighbour(seed: int) -> None:
     rng = Random(seed)
-    simulation = Simulation(seed=seed, until_ms=9000)
+    simulation = Simulation(seed=seed, until_ms=20_000)
     client, neighbour = Client(simulation, 1), Client(simulation, 2)
     client.microphone()
     for index in range(400):
