@@ -54,6 +54,10 @@ class WireIn:
             raise InputRefused(f"the audio is not base64: {error}") from error
         return self._resampler.push(self._samples(data)), len(data)
 
+    def begin_anew(self) -> None:
+        """What comes next is another recording: half a sample that is left over belongs to none of it."""
+        self._odd = b""
+
     def _samples(self, data: bytes) -> Pcm:
         if self.name != PCM:
             table = _ulaw_table() if self.name == ULAW else _alaw_table()

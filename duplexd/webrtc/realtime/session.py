@@ -391,6 +391,7 @@ class RealtimeSession:
                 f"{COMMIT_MS_MIN:g}ms of audio, but buffer only has {self._buffered_ms:.2f}ms of audio."
             )
             raise Fault("input_audio_buffer_commit_empty", said)
+        self._wire_in.begin_anew()
         key = self._new_id("commit")
         voice = self._voice
         item_id = voice.item_id if voice is not None and voice.announced else self._new_id("item")
@@ -413,6 +414,7 @@ class RealtimeSession:
 
     def _clear_input(self, event: dict[str, Any], now: Nanos) -> None:
         self._buffered_ms = 0.0
+        self._wire_in.begin_anew()
         self._orders.append(ClearInput())
         self._tell("input_audio_buffer.cleared")
 

@@ -124,12 +124,13 @@ def test_ten_thousand_mutated_events_are_errors_at_worst(transport: Transport) -
 @pytest.mark.parametrize("seed", range(6))
 def test_mutated_events_in_the_middle_of_a_conversation_disturb_no_neighbour(seed: int) -> None:
     rng = Random(seed)
-    simulation = Simulation(seed=seed, until_ms=20_000)
+    simulation = Simulation(seed=seed, until_ms=11_000)
     client, neighbour = Client(simulation, 1), Client(simulation, 2)
     client.microphone()
     for index in range(400):
         text = mutated(rng.choice(VALID), rng)
         client.do(300 + 15 * index, lambda text=text: client.raw(text))
+    client.leave(at_ms=7000)
     item = {"type": "message", "role": "user", "content": [part("input_text", text="say 12")]}
     neighbour.send("conversation.item.create", at_ms=400, item=item)
     neighbour.send("response.create", at_ms=400)
