@@ -99,14 +99,15 @@ class Bridge:
     the last.
     """
 
-    def __init__(self, *, line: Line, session: RealtimeSession) -> None:
+    def __init__(self, *, line: Line, session: RealtimeSession, fed: bool = False) -> None:
         self.line = line
         self.session = session
         self.goodbye: Goodbye | None = None
         self._by_socket = session.transport is Transport.WEBSOCKET
+        self._fed = fed or self._by_socket  #: the person's sound is appended; no track brings it
         self._queue = InputQueue(samples_max=round(session.limits.input_ms_max * INPUT_RATE / 1000))
         self._facts: deque[Any] = deque()
-        self._fed = Ticks(0)
+        self._heard = Ticks(0)  #: of what was appended
         self._gaps: deque[tuple[Ticks, Ticks]] = deque(maxlen=GAPS_KEPT)  #: (where, all gaps up to there)
         self.latencies: deque[LatencyReady] = deque(maxlen=16)
         session.input_ms = self.input_ms
@@ -188,7 +189,7 @@ class Bridge:
         while (item := self._queue.pop(now)) is not None:
             if isinstance(item, np.ndarray):
                 at = self.line.framer.newest
-                self._fed = Ticks(self._fed + ticks_from_samples(len(item), INPUT_RATE))
+                self._heard = Ticks(self._heard + ticks_from_samples(len(item), INPUT_RATE))
                 self.line.on_audio(item, at, now)
             elif isinstance(item, EndTurn):
                 self._end_turn(item, now)
@@ -198,10 +199,10 @@ class Bridge:
         self._carry(now)
 
     def _note_gap(self) -> None:
-        if not self._by_socket:
+        if not self._fed:
             return
         newest = self.line.framer.newest
-        total = Ticks(newest - self._fed)
+        total = Ticks(newest - self._heard)
         if total > (self._gaps[-1][1] if self._gaps else 0):
             self._gaps.append((newest, total))
 

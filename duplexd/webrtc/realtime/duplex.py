@@ -76,14 +76,14 @@ def settings_of(session: Any, *, model: str) -> tuple[Settings, DuplexConfig]:
     for name in ("input_audio_format", "output_audio_format"):
         if session.get(name, "pcm16") != "pcm16":
             raise invalid(f"session.{name}", session[name], "pcm16")
-    audio = session.get("audio") if isinstance(session.get("audio"), dict) else {}
+    audio: dict[str, Any] = session["audio"] if isinstance(session.get("audio"), dict) else {}
     out = (audio.get("output") or {}).get("sample_rate_hz", 24_000)
     if out != 24_000:
         raise invalid("session.audio.output.sample_rate_hz", out, "24000")
     rate = (audio.get("input") or {}).get("sample_rate_hz") or session.get("sample_rate_hz") or 16_000
     if rate not in RATES_IN:
         raise invalid("session.sample_rate_hz", rate, ", ".join(map(str, RATES_IN)))
-    extra = session.get("extra_body") if isinstance(session.get("extra_body"), dict) else {}
+    extra: dict[str, Any] = session["extra_body"] if isinstance(session.get("extra_body"), dict) else {}
     speaks = "audio" in session.get("modalities", ["audio"])
     wanted: dict[str, Any] = {
         "type": "realtime",

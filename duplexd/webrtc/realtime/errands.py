@@ -34,7 +34,8 @@ from duplexd.webrtc.realtime.container import OggOpus, wav_header
 from duplexd.webrtc.realtime.faults import Fault, invalid, missing
 from duplexd.webrtc.realtime.formats import RATES, base64_of
 from duplexd.webrtc.realtime.items import check_image
-from duplexd.webrtc.realtime.routes import RealtimeRoutes, Refusal, json_body
+from duplexd.webrtc.realtime.requests import Refusal, json_body
+from duplexd.webrtc.realtime.routes import RealtimeRoutes
 from duplexd.webrtc.realtime.session import SCRIPT_MAX, Transport
 from duplexd.webrtc.realtime.settings import METADATA, TOOL_CHOICE, Settings
 from duplexd.webrtc.realtime.visit import RealtimeVisit

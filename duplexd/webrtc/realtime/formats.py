@@ -70,9 +70,9 @@ class WireIn:
 class WireOut:
     """int16 at the model's rate to the bytes of one stream."""
 
-    def __init__(self, name: str, *, rate: int) -> None:
+    def __init__(self, name: str, *, rate: int, wire_rate: int = 0) -> None:
         self.name = name
-        self._resampler = Resampler(rate, RATES[name])
+        self._resampler = Resampler(rate, wire_rate if wire_rate and name == PCM else RATES[name])
 
     def push(self, pcm: Pcm) -> bytes:
         sound = self._resampler.push(pcm)

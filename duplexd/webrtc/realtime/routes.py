@@ -31,18 +31,18 @@ from duplexd.errors import InputRefused
 from duplexd.ids import SessionId
 from duplexd.media.line import Line
 from duplexd.units import Nanos
-from duplexd.webrtc.frontend import RETRY_AFTER_S, Frontend, Refused
+from duplexd.webrtc.frontend import Frontend, Refused
 from duplexd.webrtc.peer import Peer
 from duplexd.webrtc.realtime.faults import Fault
-from duplexd.webrtc.realtime.limits import EVENT_BYTES_MAX, Bucket, Limits
+from duplexd.webrtc.realtime.limits import Bucket, Limits
+from duplexd.webrtc.realtime.live import LiveRoutes
+from duplexd.webrtc.realtime.requests import Refusal, json_body, upgrade
 from duplexd.webrtc.realtime.resume import DuplexSessions
 from duplexd.webrtc.realtime.secrets import Doorkeeper
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import Settings
 from duplexd.webrtc.realtime.visit import CHANNEL, ChannelSink, RealtimeVisit, SocketSink, turn_away
 
-FRAME_BYTES_MAX = EVENT_BYTES_MAX + 1024 * 1024  #: a frame beyond it closes the socket with 1009
-PING_EVERY_S = 20.0
 ADDRESSES_MAX = 4096  #: addresses whose rate is remembered
 KEY_PROTOCOL = "openai-insecure-api-key."
 ALLOWED_HEADERS = (
@@ -54,23 +54,6 @@ ALLOWED_HEADERS = (
 GONE = "/v1/realtime/sessions and /v1/realtime/transcription_sessions are of the beta; use /v1/realtime/client_secrets"
 
 log = logging.getLogger("duplexd.realtime")
-
-
-class Refusal(Exception):
-    """An HTTP answer that says no."""
-
-    def __init__(self, status: int, code: str, message: str, *, kind: str = "", param: str = "") -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
-        self.kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
-
-    def body(self) -> dict[str, Any]:
-        error = {"message": str(self), "type": self.kind, "code": self.code, "param": self.param or None}
-        return {"error": error}
-
-    def answer(self) -> web.Response:
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
-        return web.json_response(self.body(), status=self.status, headers=headers)
 
 
 class Door:
@@ -186,6 +169,7 @@ class RealtimeRoutes:
             web.post("/v1/realtime/{old:sessions|transcription_sessions}", self.gone),
             web.get("/v1/models", self.models),
             web.get("/v1/models/{model}", self.model),
+            *LiveRoutes(self).routes(),
             web.options("/v1/{rest:.*}", self.preflight),
         ]
 
@@ -202,12 +186,25 @@ class RealtimeRoutes:
         input_rate: int = 0,
     ) -> RealtimeVisit:
         """A session whose protocol has not begun."""
+        protocol = self.protocol(session, settings, locked, transport, input_rate=input_rate)
+        return RealtimeVisit(self.frontend, session, line, protocol)
+
+    def protocol(
+        self,
+        session: SessionId,
+        settings: Settings,
+        locked: frozenset[str],
+        transport: Transport,
+        *,
+        input_rate: int = 0,
+    ) -> RealtimeSession:
+        """The core alone."""
         ready = self.frontend.supervisor.ready
         assert ready is not None
         config = self.frontend.config
         limits = Limits(responses_per_minute=config.requests_per_minute, life_s=config.session_life_s)
         life = config.session_life_s
-        core = RealtimeSession(
+        return RealtimeSession(
             session=session,
             settings=settings,
             transport=transport,
@@ -219,7 +216,6 @@ class RealtimeRoutes:
             expires_at=round(clock.wall_seconds() + life) if life else None,
             input_rate=input_rate,
         )
-        return RealtimeVisit(self.frontend, session, line, core)
 
     def served(self, request: web.Request) -> str:
         """The name of the model: whatever a client calls it, there is one."""
@@ -232,13 +228,13 @@ class RealtimeRoutes:
         if request.query.get("intent") == "transcription":
             settings = settings.as_kind("transcription")
         if request.query.get("duplex") == "1":
-            socket = await _upgrade(request)
+            socket = await upgrade(request)
             await self.duplex.serve(socket, model=self.served(request))
             return socket
         call_id = request.query.get("call_id")
         if call_id is not None:
             return await self._sideband(request, call_id)
-        socket = await _upgrade(request)
+        socket = await upgrade(request)
         try:
             visit = await self.frontend.admit(
                 lambda session, line: self.core(session, line, settings, locked, Transport.WEBSOCKET)
@@ -258,7 +254,7 @@ class RealtimeRoutes:
         visit = self.calls.get(call_id)
         if visit is None:
             raise Refusal(404, "call_not_found", f"There is no call '{call_id[:80]}'.", param="call_id")
-        socket = await _upgrade(request)
+        socket = await upgrade(request)
         sink = SocketSink(socket)
         if not visit.join(sink):
             await sink.close(1013, "too many connections watch this call already")
@@ -289,7 +285,7 @@ class RealtimeRoutes:
         )
         call_id = f"rtc_{secrets.token_urlsafe(18)}"
         try:
-            peer = await self._connect(visit, offer, call_id)
+            peer = await self.connect(visit, offer, call_id)
         except BaseException:
             self.frontend.leave(visit, "the call could not be made")
             raise
@@ -297,7 +293,9 @@ class RealtimeRoutes:
         headers = {"Location": f"/v1/realtime/calls/{call_id}"}
         return web.Response(status=201, text=peer.answer_sdp, content_type="application/sdp", headers=headers)
 
-    async def _connect(self, visit: RealtimeVisit, offer: str, call_id: str) -> Peer:
+    async def connect(self, visit: RealtimeVisit, offer: str, call_id: str) -> Peer:
+        """Answer the offer of a call and begin its protocol."""
+
         def closed(reason: str) -> None:
             self.calls.pop(call_id, None)
             self.frontend.leave(visit, reason)
@@ -375,31 +373,6 @@ class RealtimeRoutes:
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "duplexd"}
-
-
-async def json_body(request: web.Request) -> Any:
-    """The body as JSON; None when it is empty. Raises Refusal."""
-    data = await request.read()
-    if not data.strip():
-        return None
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise Refusal(400, "invalid_json", f"The body is not JSON: {error}.") from error
-
-
-async def _upgrade(request: web.Request) -> web.WebSocketResponse:
-    offered = request.headers.get("Sec-WebSocket-Protocol", "")
-    socket = web.WebSocketResponse(
-        protocols=("realtime",) if offered else (),
-        max_msg_size=FRAME_BYTES_MAX,
-        heartbeat=PING_EVERY_S,
-        compress=False,
-    )
-    if not socket.can_prepare(request):
-        raise Refusal(426, "upgrade_required", "This is a WebSocket; connect with one.")
-    await socket.prepare(request)
-    return socket
 
 
 async def _call_of(request: web.Request) -> tuple[str, Any, str | None]:

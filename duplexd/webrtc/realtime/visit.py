@@ -145,10 +145,12 @@ class ChannelSink:
 class RealtimeVisit:
     """One session; a `Guest` of the front end."""
 
-    def __init__(self, owner: Frontend, session: SessionId, line: Line, core: RealtimeSession) -> None:
+    def __init__(
+        self, owner: Frontend, session: SessionId, line: Line, core: RealtimeSession, *, fed: bool = False
+    ) -> None:
         self.session = session
         self.line = line
-        self.bridge = Bridge(line=line, session=core)
+        self.bridge = Bridge(line=line, session=core, fed=fed)
         self.admitted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.lateness = Lateness()
         self.peer: Peer | None = None

@@ -1,0 +1,56 @@
+"""Requests of the API: bodies in, refusals out, and the upgrade to a WebSocket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from duplexd.webrtc.frontend import RETRY_AFTER_S
+from duplexd.webrtc.realtime.limits import EVENT_BYTES_MAX
+
+FRAME_BYTES_MAX = EVENT_BYTES_MAX + 1024 * 1024  #: a frame beyond it closes the socket with 1009
+PING_EVERY_S = 20.0
+
+
+class Refusal(Exception):
+    """An HTTP answer that says no."""
+
+    def __init__(self, status: int, code: str, message: str, *, kind: str = "", param: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+        self.kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
+
+    def body(self) -> dict[str, Any]:
+        error = {"message": str(self), "type": self.kind, "code": self.code, "param": self.param or None}
+        return {"error": error}
+
+    def answer(self) -> web.Response:
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        return web.json_response(self.body(), status=self.status, headers=headers)
+
+
+async def json_body(request: web.Request) -> Any:
+    """The body as JSON; None when it is empty. Raises Refusal."""
+    data = await request.read()
+    if not data.strip():
+        return None
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise Refusal(400, "invalid_json", f"The body is not JSON: {error}.") from error
+
+
+async def upgrade(request: web.Request) -> web.WebSocketResponse:
+    offered = request.headers.get("Sec-WebSocket-Protocol", "")
+    socket = web.WebSocketResponse(
+        protocols=("realtime",) if offered else (),
+        max_msg_size=FRAME_BYTES_MAX,
+        heartbeat=PING_EVERY_S,
+        compress=False,
+    )
+    if not socket.can_prepare(request):
+        raise Refusal(426, "upgrade_required", "This is a WebSocket; connect with one.")
+    await socket.prepare(request)
+    return socket
