@@ -198,9 +198,10 @@ class LiveVisit(RealtimeVisit):
         try:
             self._hear(event)
         except Fault as fault:
-            given = event.get("event_id")
+            given = _id_of(event.get("event_id"))
             error = {"type": fault.kind, "code": fault.code, "message": str(fault), "param": fault.param}
-            self.say("error", error={k: v for k, v in error.items() if v}, client_event_id=_id_of(given))
+            error["client_event_id"] = given or ""
+            self.say("error", error={k: v for k, v in error.items() if v}, client_event_id=given)
 
     def _hear(self, event: dict[str, Any]) -> None:
         kind, given = event.get("type"), _id_of(event.get("event_id"))
