@@ -29,36 +29,37 @@ from duplexd.messages import (
     ResumePlayback,
     TurnEnded,
 )
-from duplexd.units import INPUT_RATE, NANOS_PER_SECOND, Nanos, Ticks, ms_from_ticks, ticks_from_samples
+from duplexd.units import INPUT_RATE, NANOS_PER_MS, Nanos, Ticks, ms_from_ticks, ticks_from_samples
 from duplexd.webrtc.realtime.orders import ClearInput, Cut, EndTurn, Feed, Goodbye, Heard, Listening
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 
 FEED_SPEED = 4.0  #: times real time
-FEED_BURST = INPUT_RATE // 5  #: samples that may be fed at once
-FEED_FRAME = 320  #: samples handed to the line at a time: 20 ms
+FEED_BURST_MS = 200.0  #: that may be fed at once
+FEED_FRAME_MS = 20  #: handed to the line at a time
 GAPS_KEPT = 64
 
 
 class InputQueue:
     """Sound that waits to be heard, and what must not overtake it."""
 
-    def __init__(self, *, samples_max: int) -> None:
+    def __init__(self, *, ms_max: float) -> None:
         self._items: deque[Any] = deque()
-        self._samples = 0
-        self._samples_max = samples_max
-        self._credit = float(FEED_BURST)
+        self._ms = 0.0
+        self._ms_max = ms_max
+        self._credit = FEED_BURST_MS
         self._at = Nanos(0)
         self.marks = 0  #: items that are no sound
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def push(self, pcm: NDArray[np.int16]) -> bool:
+    def push(self, sound: Feed) -> bool:
         """False when there is no room for it."""
-        if self._samples + len(pcm) > self._samples_max:
+        ms = 1000 * len(sound.pcm) / sound.wire.rate
+        if self._ms + ms > self._ms_max:
             return False
-        self._items.append(pcm)
-        self._samples += len(pcm)
+        self._items.append(sound)
+        self._ms += ms
         return True
 
     def mark(self, item: Any) -> None:
@@ -66,30 +67,30 @@ class InputQueue:
         self.marks += 1
 
     def clear_sound(self) -> None:
-        kept = [item for item in self._items if not isinstance(item, np.ndarray)]
-        self._items = deque(kept)
-        self._samples = 0
+        self._items = deque(item for item in self._items if not isinstance(item, Feed))
+        self._ms = 0.0
 
     def pop(self, now: Nanos) -> Any | None:
-        """The next piece of sound that may be heard by now, or the mark that comes before it."""
-        gained = max(0, now - self._at) / NANOS_PER_SECOND * INPUT_RATE * FEED_SPEED
-        self._credit, self._at = min(float(FEED_BURST), self._credit + gained), now
+        """The next piece of sound that may be heard by now, int16 at 16 kHz, or the mark that comes before it."""
+        gained = max(0, now - self._at) / NANOS_PER_MS * FEED_SPEED
+        self._credit, self._at = min(FEED_BURST_MS, self._credit + gained), now
         if not self._items:
             return None
         first = self._items[0]
-        if not isinstance(first, np.ndarray):
+        if not isinstance(first, Feed):
             self.marks -= 1
             return self._items.popleft()
-        count = min(len(first), FEED_FRAME)
-        if self._credit < count:
+        count = min(len(first.pcm), first.wire.rate * FEED_FRAME_MS // 1000)
+        ms = 1000 * count / first.wire.rate
+        if self._credit < ms:
             return None
-        self._credit -= count
-        self._samples -= count
-        if count == len(first):
+        self._credit -= ms
+        self._ms -= ms
+        if count == len(first.pcm):
             self._items.popleft()
         else:
-            self._items[0] = first[count:]
-        return first[:count]
+            self._items[0] = Feed(first.pcm[count:], first.wire)
+        return first.wire.resample(first.pcm[:count])
 
 
 class Bridge:
@@ -105,7 +106,7 @@ class Bridge:
         self.goodbye: Goodbye | None = None
         self._by_socket = session.transport is Transport.WEBSOCKET
         self._fed = fed or self._by_socket  #: the person's sound is appended; no track brings it
-        self._queue = InputQueue(samples_max=round(session.limits.input_ms_max * INPUT_RATE / 1000))
+        self._queue = InputQueue(ms_max=session.limits.input_ms_max)
         self._facts: deque[Any] = deque()
         self._heard = Ticks(0)  #: of what was appended
         self._gaps: deque[tuple[Ticks, Ticks]] = deque(maxlen=GAPS_KEPT)  #: (where, all gaps up to there)
@@ -244,7 +245,7 @@ class Bridge:
     def _obey(self, order: Any, now: Nanos) -> None:
         match order:
             case Feed():
-                if not self._queue.push(order.pcm):
+                if not self._queue.push(order):
                     said = "The input audio buffer is full: this sound is not taken. Append more slowly."
                     self.session.refuse("input_audio_buffer_full", said, now)
             case EndTurn():

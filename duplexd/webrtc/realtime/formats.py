@@ -47,12 +47,24 @@ class WireIn:
         self._odd = b""
 
     def push(self, text: str) -> tuple[Pcm, int]:
-        """(samples, bytes taken). Raises InputRefused for text that is no base64; then nothing has changed."""
+        """(samples at 16 kHz, bytes taken). Raises InputRefused; then nothing has changed."""
+        samples, count = self.decode(text)
+        return self.resample(samples), count
+
+    def resample(self, samples: Pcm) -> Pcm:
+        """Samples of the wire's rate, in their order, at 16 kHz."""
+        return self._resampler.push(samples)
+
+    def decode(self, text: str) -> tuple[Pcm, int]:
+        """(samples at the wire's rate, bytes taken). Raises InputRefused for text that is no base64.
+
+        Cost: 15 MiB take 0.1 s with their JSON. To resample them takes a second: that is done 20 ms at a time.
+        """
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
             raise InputRefused(f"the audio is not base64: {error}") from error
-        return self._resampler.push(self._samples(data)), len(data)
+        return self._samples(data), len(data)
 
     def begin_anew(self) -> None:
         """What comes next is another recording: half a sample that is left over belongs to none of it."""

@@ -7,12 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplexd.units import Ticks
+from duplexd.webrtc.realtime.formats import WireIn
 
 
 class Feed(msgspec.Struct, frozen=True):
-    """The person's sound, int16 at 16 kHz: into the line, in the order it came."""
+    """The person's sound as it came, int16 at the wire's rate: into the line, in its order."""
 
     pcm: NDArray[np.int16]
+    wire: WireIn
 
 
 class EndTurn(msgspec.Struct, frozen=True):

@@ -377,12 +377,12 @@ class RealtimeSession:
     # Sound in ---------------------------------------------------------------------------------------------------------
 
     def _append(self, event: dict[str, Any], now: Nanos) -> None:
-        pcm, count = self._wire_in.push(event["audio"])
+        pcm, count = self._wire_in.decode(event["audio"])
         ms = count / self._wire_in.bytes_per_ms
         self._buffered_ms += ms
         self._received_ms += ms
         if len(pcm):
-            self._orders.append(Feed(pcm))
+            self._orders.append(Feed(pcm, self._wire_in))
 
     def _commit(self, event: dict[str, Any], now: Nanos) -> None:
         if self._buffered_ms < COMMIT_MS_MIN:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from duplexd.units import NANOS_PER_SECOND, Nanos
-from duplexd.webrtc.realtime.bridge import FEED_BURST, FEED_FRAME, InputQueue
+from duplexd.webrtc.realtime.bridge import InputQueue
 from duplexd.webrtc.realtime.duplex import Replay, settings_of
 from duplexd.webrtc.realtime.faults import Fault
+from duplexd.webrtc.realtime.formats import PCM, WireIn
 from duplexd.webrtc.realtime.limits import Bucket
+from duplexd.webrtc.realtime.orders import Feed
 from duplexd.webrtc.realtime.prompt import condition_of
 from duplexd.webrtc.realtime.secrets import Doorkeeper
 from duplexd.webrtc.realtime.settings import Settings
@@ -86,25 +88,27 @@ def test_only_present_fields_change_and_empty_ones_clear() -> None:
 
 
 def test_sound_is_heard_at_a_bounded_speed_and_in_order_with_its_marks() -> None:
-    queue = InputQueue(samples_max=20_000)
-    assert queue.push(np.arange(16_000).astype(np.int16))
+    """A second at 24 kHz: 200 ms at once, the rest at four times its speed, as if it had been resampled whole."""
+    queue, wire = InputQueue(ms_max=1100.0), WireIn(PCM)
+    sound = (np.arange(24_000) % 3000).astype(np.int16)
+    assert queue.push(Feed(sound, wire))
     queue.mark("end")
-    assert not queue.push(np.zeros(5000, np.int16))
+    assert not queue.push(Feed(np.zeros(4800, np.int16), wire))
     got: list[Any] = []
     for tick in range(60):
         while (item := queue.pop(seconds(1 + tick / 50))) is not None:
             got.append(item)
         if tick == 0:
-            assert sum(len(piece) for piece in got) == FEED_BURST
+            assert sum(len(piece) for piece in got) == 3200
 
     assert got[-1] == "end"
-    assert max(len(piece) for piece in got[:-1]) == FEED_FRAME
-    assert np.array_equal(np.concatenate(got[:-1]), np.arange(16_000).astype(np.int16))
+    assert max(len(piece) for piece in got[:-1]) == 320
+    assert np.array_equal(np.concatenate(got[:-1]), WireIn(PCM).resample(sound))
 
 
 def test_what_is_cleared_is_sound_and_never_a_mark() -> None:
-    queue = InputQueue(samples_max=20_000)
-    queue.push(np.zeros(9000, np.int16))
+    queue = InputQueue(ms_max=1000.0)
+    queue.push(Feed(np.zeros(9000, np.int16), WireIn(PCM)))
     queue.mark("end")
     queue.clear_sound()
 
