@@ -254,7 +254,7 @@ class RealtimeSession:
         )
         self._tell("input_audio_buffer.committed", item_id=item.item_id, previous_item_id=self.conversation.last_id)
         self._add_item(item)
-        self._ask(self._begin(auto=True), None)
+        self._ask(self._begin(), None)
 
     def _tell_extra(self, kind: str, **fields: Any) -> None:
         """Events of duplexd's own, for clients that asked for them: others stop at an event they do not know."""
@@ -335,7 +335,8 @@ class RealtimeSession:
             self._wire_out = WireOut(after.output_format, rate=self._rate)
         if before is None or before.turn_detection != after.turn_detection:
             self._configure_turns(after)
-        self._set_condition(self._condition_of(after))
+        if all(response.condition is None for response in (*self._live.values(), *self._asked.values())):
+            self._set_condition(self._condition_of(after))  # Else when that response has ended.
 
     def _configure_turns(self, settings: Settings) -> None:
         detection = settings.turn_detection
@@ -600,6 +601,10 @@ class RealtimeSession:
             raise Fault("conversation_already_has_active_response", said)
         if len(self._waiting) >= RESPONSES_WAITING_MAX:
             raise Fault("too_many_responses", f"{RESPONSES_WAITING_MAX} responses wait already.")
+        form = (wanted.get("audio") or {}).get("output", {}).get("format")
+        if form is not None and form != self.settings.values["audio"]["output"]["format"]:
+            said = "A response speaks in the session's format; change it with session.update before the first one."
+            raise Fault("unsupported_value", said, param="response.audio.output.format")
         items = self._input_items(wanted.get("input"))
         if not self._response_bucket.take(now):
             said = f"More than {self.limits.responses_per_minute:g} responses a minute."
@@ -625,9 +630,7 @@ class RealtimeSession:
                 items.append(parse_item(value, f"response.input[{index}]", new_id=new_id, takes=self._takes))
         return items
 
-    def _begin(
-        self, *, wanted: dict[str, Any] | None = None, out_of_band: bool = False, auto: bool = False
-    ) -> Response:
+    def _begin(self, *, wanted: dict[str, Any] | None = None, out_of_band: bool = False) -> Response:
         """A response that is told from now on."""
         wanted, values = wanted or {}, self.settings.values
         spoken = wanted.get("output_modalities", values["output_modalities"]) == ["audio"]
@@ -702,7 +705,7 @@ class RealtimeSession:
         if response.number in self._live:
             self._cut(response, None)
         elif response.key in self._asked:
-            # It stays asked: should the engine have begun it already, what it says is of a response that is over.
+            # Should the engine have begun it already, what it says of it is nobody's (`_of_engine`).
             self._orders.append(ReplyUnwanted(self.session, response.key))
             self._drop_asked(response)
         else:
@@ -715,7 +718,7 @@ class RealtimeSession:
 
     def _clear_output(self, event: dict[str, Any], now: Nanos) -> None:
         """What was not heard yet is not to be heard; a response that is being made ends by it."""
-        playing = next((r for r in reversed(self._live.values()) if r.start is not None), None)
+        playing = next(reversed(self._live.values()), None)
         if playing is not None:
             self._cut(playing, None)
             self._clear_playing(playing)
@@ -836,7 +839,7 @@ class RealtimeSession:
                 self._orders.append(ReplyUnwanted(self.session, response.key))
                 del self._asked[response.key]
             else:
-                response = self._begin(auto=True)
+                response = self._begin()
         response.number = news.response
         self._live[news.response] = response
         return response
