@@ -160,32 +160,28 @@ def test_rows_have_a_range() -> None:
         watch("http://127.0.0.1:1", token="", rows=0, once=True)
 
 
-def at_an_app(app: web.Application, story: Callable[[str], Awaitable[None]]) -> None:
-    async def run() -> None:
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            await story(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        finally:
-            await runner.cleanup()
+async def tell(app: web.Application, story: Callable[[str], Awaitable[None]]) -> None:
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        await story(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
 
-    asyncio.run(run())
+
+def at_an_app(app: web.Application, story: Callable[[str], Awaitable[None]]) -> None:
+    asyncio.run(tell(app, story))
 
 
 def served(config: Config, story: Callable[[str], Awaitable[None]]) -> None:
     async def run() -> None:
         server = Server(config)
-        runner = web.AppRunner(server.app, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
         try:
-            await story(f"http://127.0.0.1:{runner.addresses[0][1]}")
+            await tell(server.app, story)
         finally:
             await server.frontend.stop()
-            await runner.cleanup()
 
     asyncio.run(run())
 

@@ -9,8 +9,8 @@
 4. A declaration may be wrong, so places follow what is measured (`Aimd`): a tenth fewer when lanes are taken beyond the
    target and somebody was served too late, one more when somebody waits and there is time. Bytes are never promised
    twice: pages bound the places whatever the lanes say. Nobody who has a place loses it; there is always one.
-5. What a stage makes may get coarser before people have to wait (`Ladder`), down to a floor. A family that declares one
-   rung, as all do by default, has no ladder.
+5. What a stage makes may get coarser before people have to wait (`Ladder`), down to a floor. It is a hook: no family
+   declares rungs yet, and the core asks for none.
 """
 
 from __future__ import annotations

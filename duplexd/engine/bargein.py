@@ -46,6 +46,7 @@ class VoiceView(msgspec.Struct, frozen=True):
     reply_heard: bool  #: at least one word of the reply was heard
     audible: bool  #: something of the reply was there to be heard when the voice began
     cancelled: bool  #: the person's echo is cancelled before it gets here
+    learning: bool  #: the canceller has heard too little of the character yet: some of `voiced` is the character
     reply_tail: str  #: what the character said last, up to the cursor and a little beyond
     eager: bool = False  #: the client wants any voice to interrupt
 
@@ -57,6 +58,9 @@ class BargeInTunables(msgspec.Struct, frozen=True):
     short_max: Ticks = ticks_from_ms(600)  #: voice up to this long is an acknowledgement unless its words say more
     #: the same while the character's own sound comes back with it, or the ears are unsure
     short_max_wary: Ticks = ticks_from_ms(800)
+    #: the same while the canceller learns (measured: 510 ms of "mm-hm" are 740 ms of voice, whose words are anything)
+    short_max_learning: Ticks = ticks_from_ms(1100)
+    learning_max: Ticks = ticks_from_ms(1500)  #: the canceller has learned after so much of the character's sound
     #: below it the ears are unsure (measured: "mm-hm" written as words -0.4 to -0.8, whole sentences above -0.2)
     certainty_min: float = -0.4
     patience: Ticks = ticks_from_ms(650)  #: how long the server may take to hear what the page heard
@@ -113,17 +117,21 @@ class BargeInRule:
         words = content_words(view.text)
         if COMMANDS.intersection(words):
             return True
-        wary = not view.cancelled or view.certainty < t.certainty_min
         fresh = [word for word in words if word not in own_words(view.reply_tail)] if self._may_be_own(view) else words
         if (over and view.transcribed) or view.elapsed >= t.decide_max:
             # An acknowledgement through an echo canceller is written as any short word ("Yo", "The hammer"): a voice
             # that short is believed only where such a word makes sense by itself.
-            limit = t.short_max_wary if wary else t.short_max
-            short = view.voiced < limit
+            short = view.voiced < self._wary_until(view, t.short_max)
             return bool(SHORT_TURNS.intersection(fresh)) if short else bool(fresh)
-        enough = t.short_max_wary if wary else t.settle_min
-        settled = bool(content_words(view.stable)) and view.voiced >= enough
+        settled = bool(content_words(view.stable)) and view.voiced >= self._wary_until(view, t.settle_min)
         return settled and len(fresh) >= 2
+
+    def _wary_until(self, view: VoiceView, least: Ticks) -> Ticks:
+        """How long a voice must be for its words to be believed; `least` when nothing makes them doubtful."""
+        t = self.tunables
+        if view.learning:
+            return t.short_max_learning
+        return t.short_max_wary if not view.cancelled or view.certainty < t.certainty_min else least
 
     def _may_be_own(self, view: VoiceView) -> bool:
         """The words may be the character's: sound came back, or they are several of its own in a row."""

@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import Any
 
 from duplexd.engine.admission import Aimd, taken
-from duplexd.engine.agenda import Agenda
 from duplexd.engine.bargein import BargeInRule
 from duplexd.engine.dialogue import Context, Dialogue
 from duplexd.engine.monitor import Load, Monitor, Pressure
@@ -34,6 +33,7 @@ from duplexd.engine.work import PATIENT, Launch, StageFailed, StageFinished, Wor
 from duplexd.errors import SessionRefused
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, FenceId, SessionId, WorkId
 from duplexd.media.endpoint import EndpointRule
+from duplexd.memory.agenda import Agenda
 from duplexd.memory.eviction import Verdict
 from duplexd.memory.ledger import Refusal
 from duplexd.memory.pages import Move
@@ -311,11 +311,10 @@ class EngineCore:
     # Work ----------------------------------------------------------------------------------------------------------
 
     def _handle_stage(self, event: StageFinished | StageFailed, now: Nanos) -> None:
-        finished = isinstance(event, StageFinished)
-        took = Nanos(event.ended_at - event.started_at) if isinstance(event, StageFinished) else Nanos(0)
-        lane, stage = self._scheduler.end(event.work, took)
+        took = Nanos(event.ended_at - event.started_at) if isinstance(event, StageFinished) else None
+        lane, stage = self._scheduler.end(event.work, took or Nanos(0))
         self.monitor.ended(lane, now)
-        if finished:
+        if took is not None:
             self.monitor.ran(lane, stage, took)
             self._scheduler.note_quantum(stage, self.monitor.times.mean(stage) or took)
         if event.work in self._transfers:

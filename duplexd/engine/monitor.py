@@ -74,10 +74,6 @@ class Pressure(msgspec.Struct, frozen=True):
     load: Load
     sessions: Mapping[SessionId, SessionPressure]
 
-    @property
-    def first_sounds_waited_for(self) -> int:
-        return sum(session.replies and not session.started for session in self.sessions.values())
-
 
 class StageTimes:
     """How long launches of each stage take, and how long everything after a stage takes.

@@ -157,7 +157,7 @@ def core_of(
         sessions_max=config.sessions_max,
         residency=residency,
         place_wait=nanos_from_ms(config.place_wait_ms),
-        speculation=SpeculationTunables(turn_max=SpeculationTunables().turn_max if config.speculation else 0),
+        speculation=SpeculationTunables() if config.speculation else SpeculationTunables(turn_max=0),
         mover=mover,
         admission=Aimd(
             residency.places,

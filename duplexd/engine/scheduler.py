@@ -13,10 +13,10 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 
 import msgspec
 
-from duplexd.engine.agenda import Agenda
 from duplexd.engine.policy import Moment, SchedulingPolicy
 from duplexd.engine.work import Need, Work
 from duplexd.ids import SessionId, WorkId
+from duplexd.memory.agenda import Agenda
 from duplexd.streams.stage import StageSpec
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 

@@ -713,9 +713,8 @@ class Session:
         if reply.prefilled_at == 0:
             reply.prefilled_at = now
         taken = reply.think(result.tokens, stop=self._plan.dialect.stop)
-        dialogue = self.dialogue if self.speculation is None else self.speculation.dialogue
-        dialogue.think(result.tokens[:taken])
-        context.follow(dialogue.tokens())
+        self._supposed.think(result.tokens[:taken])
+        self._follow()
         self._announce_calls(reply)
         if reply.to_talk:
             reply.thinking = False
@@ -772,6 +771,15 @@ class Session:
         # A chunk that is longer than the bound goes when all before it was heard, or it would never go.
         ahead = Ticks(max(self._policy.delivers_ahead, chunk.span.length))
         return self.timeline.reenters_budget_at(chunk.span.end, ahead, now)
+
+    def _drop_chunks(self, dropped: list[Chunk]) -> None:
+        """Nobody will hear them, nor anything else that waits to be handed over. What a lane still writes keeps its
+        slot until it has come back.
+        """
+        self._made.clear()
+        for chunk in dropped:
+            if chunk.state is ChunkState.DISCARDED:
+                self._retire_chunk(chunk)
 
     def _retire_chunk(self, chunk: Chunk) -> None:
         """The work that was writing it has come back: nobody holds its slot any more."""
@@ -1025,10 +1033,14 @@ class Session:
         """The reply that stages work for: the announced one, or one made on suspicion."""
         return self.reply if self.speculation is None else self.speculation.reply
 
+    @property
+    def _supposed(self) -> Dialogue:
+        """What was said, or with a guess: what would have been."""
+        return self.dialogue if self.speculation is None else self.speculation.dialogue
+
     def _follow(self) -> None:
-        """The context shall hold the dialogue, or the one that is supposed; what both have in common stays."""
-        dialogue = self.dialogue if self.speculation is None else self.speculation.dialogue
-        self.context.follow(dialogue.tokens())
+        """The context shall hold that dialogue; what it holds already stays."""
+        self.context.follow(self._supposed.tokens())
 
     def _speculate(self, now: Nanos) -> None:
         """Begin, keep or drop the reply to a turn that may be over; called when something about the turn changed."""
@@ -1039,7 +1051,7 @@ class Session:
                 return
             self._drop_speculation()
         if utterance is not None and self._suspects_end(utterance):
-            self._begin_speculation(text, now)
+            self._begin_speculation(utterance, text, now)
         if speculation is not None:
             self._follow()
 
@@ -1049,16 +1061,16 @@ class Session:
         if not (free and allowed and self.has_place and self.context.readable):
             return False
         likelihood = likelihood_of_end(utterance, self._speculating)
-        if likelihood is Likelihood.EARLY:
-            self._early_left -= 1
-            return self._early_left >= 0
-        return likelihood is Likelihood.QUIET
+        return likelihood is Likelihood.QUIET or (likelihood is Likelihood.EARLY and self._early_left > 0)
 
-    def _begin_speculation(self, text: str, now: Nanos) -> None:
+    def _begin_speculation(self, utterance: Utterance, text: str, now: Nanos) -> None:
         dialogue = self.dialogue.supposing(text)
         if len(dialogue.tokens()) > self._tokens_max:
-            return  # Room is made, by forgetting, only for a turn that has ended.
+            self._speculations_left = 0  # Room is made, by forgetting, only for a turn that has ended.
+            self._monitor.count("speculations_without_room")
+            return
         self._speculations_left -= 1
+        self._early_left -= likelihood_of_end(utterance, self._speculating) is Likelihood.EARLY
         self._monitor.count("speculations")
         self.speculation = Speculation(text, self._new_reply(now), dialogue)
         self._follow()
@@ -1081,12 +1093,10 @@ class Session:
         speculation, self.speculation = self.speculation, None
         if speculation is None:
             return
-        self._made.clear()
-        for chunk in self.chunks.forget_unpublished():
-            self._monitor.count("speculative_us_discarded", chunk.span.length * 1000 // ticks_from_ms(1))
-            if chunk.state is ChunkState.DISCARDED and chunk.slot >= 0:
-                self._stores.out_slots.append(chunk.slot)
-                chunk.slot = -1
+        dropped = self.chunks.forget_unpublished()
+        self._drop_chunks(dropped)
+        ticks = sum(chunk.span.length for chunk in dropped)
+        self._monitor.count("speculative_us_discarded", ticks * 1000 // ticks_from_ms(1))
         self._release_latents(speculation.reply)
         self.timeline.generation = self.timeline.published
         self._monitor.count("speculations_dropped")
@@ -1116,7 +1126,7 @@ class Session:
         tail = " ".join(w.text for w in self.reply.words[max(0, heard - 12) : heard + 8])
         if utterance is None:
             return VoiceView(
-                contest.source, Ticks(0), Ticks(0), Ticks(0), Ticks(0), "", "", 0.0, True, True, True, True, tail
+                contest.source, Ticks(0), Ticks(0), Ticks(0), Ticks(0), "", "", 0.0, True, True, True, True, False, tail
             )
         return VoiceView(
             source=contest.source,
@@ -1131,6 +1141,7 @@ class Session:
             reply_heard=heard > 0,
             audible=contest.audible,
             cancelled=self.echo_cancelled,
+            learning=self.echo_cancelled and contest.position < self._rule.tunables.learning_max,
             reply_tail=tail,
             eager=self._eager,
         )
@@ -1236,12 +1247,7 @@ class Session:
         self._end_reply(reply, heard, now=now, words=stable)
 
     def _cut_timeline(self, at: Ticks, *, hold: int, now: Nanos) -> None:
-        dropped = self.chunks.interrupt(at)
-        self._made.clear()
-        for chunk in dropped:
-            if chunk.state is ChunkState.DISCARDED and chunk.slot >= 0:
-                self._stores.out_slots.append(chunk.slot)
-                chunk.slot = -1
+        self._drop_chunks(self.chunks.interrupt(at))
         self.timeline.advance(at)
         self._emit(AdvanceEpoch(self.id, self.timeline.epoch, at, hold, now))
 
@@ -1385,7 +1391,7 @@ class Session:
             yield self._work(Role.LISTEN, need, now)
         if self._wants_judge():
             yield self._work(Role.JUDGE, Need.TURN, now)
-        making = self._made_now(now)
+        making = None if self._gated else self._making
         need = Need.CHUNK if self.speculation is None else Need.SPECULATION
         if making is not None and self._wants_thought(making, now):
             yield self._work(Role.THINK, need, now)
@@ -1395,12 +1401,6 @@ class Session:
             yield self._work(Role.TALK, need, now)
         if making is not None and self._wants_chunk(making, now):
             yield self._work(Role.RENDER, need, now)
-
-    def _made_now(self, now: Nanos) -> Reply | None:
-        """The reply that stages may work for at this moment."""
-        if self._gated:
-            return None
-        return self._making
 
     def _work(self, role: Role, need: Need, now: Nanos) -> Work:
         reply, stage = self.reply, self._plan.need(role).name

@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplexd.engine.core import EngineCore
+from duplexd.engine.virtual import VirtualTime
 from duplexd.engine.work import Launch, StageFailed, StageFinished
 from duplexd.errors import LedgerError
 from duplexd.ids import SessionId
@@ -101,9 +100,7 @@ class SimWorld:
         self.listeners: dict[SessionId, SimListener] = {}
         self.stages = stages
         self._until = until
-        self._now = Nanos(1)
-        self._heap: list[tuple[int, int, Callable[[], Any]]] = []
-        self._serial = itertools.count()
+        self._time = VirtualTime()
         self._free_in = list(range(in_slots))
         self._fails = fails or (lambda launch: "")
 
@@ -111,21 +108,18 @@ class SimWorld:
 
     @property
     def ended(self) -> bool:
-        return self._now >= self._until or not self._heap
+        return self.now() >= self._until or self._time.next_at() is None
 
     def now(self) -> Nanos:
-        return self._now
+        return self._time.now
 
     def wait(self, until: Nanos | None) -> Any | None:
         """The next event in virtual time; None when the timer comes first."""
-        while self._heap:
-            at = self._heap[0][0]
+        while (at := self._time.next_at()) is not None:
             if until is not None and until < at:
-                self._now = Nanos(max(self._now, until))
+                self._time.pass_to(until)
                 return None
-            _, _, happen = heapq.heappop(self._heap)
-            self._now = Nanos(max(self._now, at))
-            event = happen()
+            event = self._time.step()
             if event is not None:
                 return event
         return None
@@ -151,7 +145,7 @@ class SimWorld:
 
     def at(self, when: int, happen: Callable[[], Any]) -> None:
         """`happen` is called at `when`; what it returns, if anything, is the core's next event."""
-        heapq.heappush(self._heap, (max(when, self._now), next(self._serial), happen))
+        self._time.at(when, happen)
 
     def _launch(self, launch: Launch, now: Nanos) -> None:
         if self.launches and launch.work <= self.launches[-1][1].work:
@@ -168,7 +162,7 @@ class SimWorld:
         if reason:
             return StageFailed(launch.work, reason)
         results = tuple(stage.run(launch.jobs, self.media))
-        return StageFinished(launch.work, results, started, self._now)
+        return StageFinished(launch.work, results, started, self.now())
 
     # Sessions -------------------------------------------------------------------------------------------
 

@@ -43,8 +43,8 @@ class Speculation(msgspec.Struct):
     dialogue: Dialogue  #: what the session's would be
 
     def answers(self, text: str) -> bool:
-        """The same words."""
-        return wording(self.text) == wording(text)
+        """The same words. Asked at every event of a turn, so the same text is not taken apart."""
+        return text == self.text or wording(self.text) == wording(text)
 
     @property
     def first_clause_thought(self) -> bool:

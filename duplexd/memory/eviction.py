@@ -22,12 +22,13 @@ greatest of three maxima. Each line has a heap that stays right as the clock mov
 from __future__ import annotations
 
 from enum import Enum
-from heapq import heapify, heappop, heappush
+from typing import Any
 
 import msgspec
 
 from duplexd.errors import LedgerError
 from duplexd.ids import SessionId
+from duplexd.memory.agenda import Agenda
 from duplexd.units import NANOS_PER_SECOND, Nanos
 
 #: The newest gap has this share of the average, as a divisor: 1/4 follows a change of habit within a few turns.
@@ -41,54 +42,13 @@ class Candidate(msgspec.Struct, frozen=True):
     resident_bytes: int
 
 
-#: (sort key, since, session): the smallest is chosen first. A key is -T_next at now = 0, on one line.
-_Entry = tuple[int, int, SessionId]
+#: (sort key, since, session): the smallest is chosen first. A sort key is -T_next at now = 0, on one line.
+_Key = tuple[int, int, SessionId]
 
 
-class _Order:
-    """A heap with lazy invalidation: taking out only forgets, and stale entries are skipped when they surface.
-
-    Its size is bounded by twice the live entries: it is rebuilt when stale ones outnumber them. O(log n) amortised.
-    """
-
-    def __init__(self) -> None:
-        self._live: dict[SessionId, _Entry] = {}
-        self._heap: list[_Entry] = []
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    @property
-    def entries_count(self) -> int:
-        """Live and stale."""
-        return len(self._heap)
-
-    def put(self, key: int, since: Nanos, session: SessionId) -> None:
-        entry = self._live[session] = (key, since, session)
-        heappush(self._heap, entry)
-        self._bound()
-
-    def remove(self, session: SessionId) -> None:
-        if self._live.pop(session, None) is not None:
-            self._bound()
-
-    def first(self) -> _Entry | None:
-        # Identity, not equality: a session that comes back with the same key leaves an equal entry behind.
-        while self._heap and self._live.get(self._heap[0][2]) is not self._heap[0]:
-            heappop(self._heap)
-        return self._heap[0] if self._heap else None
-
-    def lift(self) -> _Entry:
-        """Take the first entry off the heap while it stays live; `lower` must follow before anything else changes."""
-        return heappop(self._heap)
-
-    def lower(self, entry: _Entry) -> None:
-        heappush(self._heap, entry)
-
-    def _bound(self) -> None:
-        if len(self._heap) > 2 * len(self._live):
-            self._heap = list(self._live.values())
-            heapify(self._heap)
+def _order() -> Agenda[SessionId]:
+    """A line's candidates by `_Key`; never more entries than twice the live ones."""
+    return Agenda(slack=0)
 
 
 class _Session:
@@ -119,8 +79,8 @@ class EvictionIndex:
         self.protections_refused = 0
         self._sessions: dict[SessionId, _Session] = {}
         self._protected: dict[SessionId, int] = {}
-        self._playing, self._waiting, self._overdue = _Order(), _Order(), _Order()
-        self._unknown = _Order()
+        self._playing, self._waiting, self._overdue = _order(), _order(), _order()
+        self._unknown = _order()
         self._orders = (self._playing, self._waiting, self._overdue, self._unknown)
 
     # What is told -----------------------------------------------------------------------------------------------------
@@ -200,7 +160,7 @@ class EvictionIndex:
         is left by `resize`, or `busy` while the copy to the host is on the way.
         Cost:    O(chosen log n) amortised.
         """
-        lifted: list[tuple[_Order, _Entry]] = []
+        lifted: list[tuple[Agenda[SessionId], tuple[Any, int, SessionId]]] = []
         chosen: dict[SessionId, Candidate] = {}
         while bytes_needed > 0 and (order := self._farthest(now)) is not None:
             entry = order.lift()
@@ -245,20 +205,24 @@ class EvictionIndex:
         if not known.resident_bytes or session in self._protected:
             return
         if known.ends_at is None:
-            self._unknown.put(0, known.since, session)
+            self._unknown.put(session, (0, known.since, session))
             return
         gap = self.reply_prior if known.gap is None else known.gap
-        self._playing.put(-(known.ends_at + gap), known.since, session)
-        self._waiting.put(-gap, known.since, session)
-        self._overdue.put(known.ends_at, known.since, session)
+        self._playing.put(session, (-(known.ends_at + gap), known.since, session))
+        self._waiting.put(session, (-gap, known.since, session))
+        self._overdue.put(session, (known.ends_at, known.since, session))
 
-    def _farthest(self, now: Nanos) -> _Order | None:
+    def _farthest(self, now: Nanos) -> Agenda[SessionId] | None:
         """The order whose first entry goes before those of the others."""
         if self._unknown.first() is not None:
             return self._unknown
         lines = ((self._playing, now), (self._waiting, 0), (self._overdue, -now))
-        firsts = [(first[0] + shift, first[1:], order) for order, shift in lines if (first := order.first())]
-        return min(firsts, key=lambda at_now: at_now[:2])[2] if firsts else None
+        firsts: list[tuple[_Key, Agenda[SessionId]]] = []
+        for order, shift in lines:
+            if (first := order.first()) is not None:
+                key, since, session = first[0]
+                firsts.append(((key + shift, since, session), order))
+        return min(firsts, key=lambda first: first[0])[1] if firsts else None
 
 
 # Preload -------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Callable, Mapping
 from random import Random
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from duplexd.engine.virtual import VirtualTime
 from duplexd.engine.work import Launch, StageFailed, StageFinished
 from duplexd.errors import LedgerError
 from duplexd.ids import SessionId, WorkId
@@ -113,9 +113,7 @@ class LoadWorld:
         self._flights: dict[WorkId, Flight] = {}
         self._due: dict[str, Nanos] = {}  #: what each device's pending wake-up is for
         self._until = until
-        self._now = Nanos(1)
-        self._heap: list[tuple[int, int, Callable[[], Any]]] = []
-        self._serial = itertools.count()
+        self._time = VirtualTime()
         self._ready: list[Any] = []  #: further events of the same moment
         self._in_slots = itertools.count()
         self._freed: list[int] = []
@@ -145,28 +143,23 @@ class LoadWorld:
 
     @property
     def ended(self) -> bool:
-        return self._now >= self._until or not (self._heap or self._ready)
+        return self.now() >= self._until or (self._time.next_at() is None and not self._ready)
 
     def now(self) -> Nanos:
-        return self._now
+        return self._time.now
 
     def wait(self, until: Nanos | None) -> Any | None:
         """The next event in virtual time; None when the timer comes first."""
         if self._ready:
             return self._ready.pop(0)
-        heap = self._heap
         limit = self._until if until is None else min(until, self._until)
-        while heap:
-            at = heap[0][0]
-            if at > limit:
-                break
-            happen = heapq.heappop(heap)[2]
-            self._now = Nanos(at)
-            event = happen()
+        while (at := self._time.next_at()) is not None and at <= limit:
+            event = self._time.step()
             if event is not None:
                 self.events += 1
                 return event
-        self._now = Nanos(max(self._now, limit)) if until is not None or heap else self._now
+        if until is not None or self._time.next_at() is not None:
+            self._time.pass_to(limit)
         return None
 
     def execute(self, command: Any, now: Nanos) -> None:
@@ -176,7 +169,7 @@ class LoadWorld:
 
     def at(self, when: int, happen: Callable[[], Any]) -> None:
         """`happen` is called at `when`; what it returns, if anything, is the core's next event."""
-        heapq.heappush(self._heap, (max(when, self._now), next(self._serial), happen))
+        self._time.at(when, happen)
 
     def tell(self, when: int, fact: Any) -> None:
         """The core learns `fact` at `when`."""
@@ -223,7 +216,7 @@ class LoadWorld:
         if self._due.get(device.name) != due:
             return None  # A launch that began meanwhile has moved the end.
         del self._due[device.name]
-        facts = [self._finish(self._flights.pop(work)) for work in device.ended(self._now)]
+        facts = [self._finish(self._flights.pop(work)) for work in device.ended(self.now())]
         self._wake(device)
         self._ready.extend(facts[1:])
         return facts[0] if facts else None
@@ -234,7 +227,7 @@ class LoadWorld:
         for job, result, turn in zip(flight.launch.jobs, flight.results, flight.turns, strict=True):
             if turn is not None:
                 _credit(turn, job, result)
-        return StageFinished(flight.launch.work, flight.results, flight.started, self._now)
+        return StageFinished(flight.launch.work, flight.results, flight.started, self.now())
 
     def words(self, session: SessionId, *, start: int, samples: int) -> str:
         """What the ears understand: the person's words that end inside the window."""
@@ -263,7 +256,7 @@ class LoadWorld:
     def _free(self, slot: int) -> None:
         self._freed.append(slot)
         if len(self._freed) == 1:
-            self.at(self._now + FREE_WITHIN, self._give_slots_back)
+            self.at(self.now() + FREE_WITHIN, self._give_slots_back)
 
     def _give_slots_back(self) -> SlotsFreed:
         freed, self._freed = self._freed, []

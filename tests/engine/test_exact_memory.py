@@ -162,6 +162,15 @@ def plan_with(thinker: Thinker, session_pages: int) -> ModelPlan:
     )
 
 
+def check_memory(simulation: ThinkingSimulation) -> None:
+    """The only session holds a conversation of some length, and its keys are those of a fresh prefill."""
+    live = simulation.core.sessions[SessionId(1)]
+    assert simulation.core.monitor["think_failures"] == 0
+    assert len(live.context.ids) > 30
+    assert live.dialogue.tokens()[: len(live.context.ids)] == live.context.ids
+    assert simulation.difference(1) < 1e-9
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_keys_after_interruptions_equal_a_fresh_prefill(seed: int, tmp_path: Path) -> None:
     """Typed turns, voices that interrupt, clicks that do not, stops: the arena holds what was heard and said."""
@@ -175,12 +184,8 @@ def test_keys_after_interruptions_equal_a_fresh_prefill(seed: int, tmp_path: Pat
     listener.stop(at=ms(23_000))
     simulation.run()
 
-    live = simulation.core.sessions[SessionId(1)]
-    assert simulation.core.monitor["think_failures"] == 0
     assert len(simulation.news(AdvanceEpoch)) + len(simulation.news(ResumePlayback)) >= 3
-    assert len(live.context.ids) > 30
-    assert live.dialogue.tokens()[: len(live.context.ids)] == live.context.ids
-    assert simulation.difference(1) < 1e-9
+    check_memory(simulation)
 
 
 def test_words_over_a_reply_are_prefilled_on_a_branch_and_kept(tmp_path: Path) -> None:
@@ -217,14 +222,9 @@ def test_keys_after_guesses_kept_and_dropped_equal_a_fresh_prefill(seed: int, tm
         listener.stop(at=ms(at + rng.uniform(900, 1900)))
     simulation.run()
 
-    live = simulation.core.sessions[SessionId(1)]
-    monitor = simulation.core.monitor
-    assert monitor["speculations_confirmed"] > 0
-    assert monitor["speculations_dropped"] > 0
-    assert monitor["think_failures"] == 0
-    assert len(live.context.ids) > 30
-    assert live.dialogue.tokens()[: len(live.context.ids)] == live.context.ids
-    assert simulation.difference(1) < 1e-9
+    assert simulation.core.monitor["speculations_confirmed"] > 0
+    assert simulation.core.monitor["speculations_dropped"] > 0
+    check_memory(simulation)
 
 
 @pytest.mark.parametrize("seed", range(3))

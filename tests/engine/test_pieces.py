@@ -301,6 +301,7 @@ def view(**changes: object) -> VoiceView:
         "reply_heard": True,
         "audible": True,
         "cancelled": True,
+        "learning": False,
         "reply_tail": "the capital of france is paris",
     }
     return VoiceView(**(base | changes))  # type: ignore[arg-type]
@@ -328,6 +329,14 @@ LONG = {"voiced": ticks_from_ms(700), "elapsed": ticks_from_ms(800)}
             {"text": "Is it the hand?", **LONG, **OVER, "cancelled": False}, Decision.RESUME, id="garbled echo"
         ),
         pytest.param({"text": "I meant London.", **LONG, **OVER}, Decision.ADVANCE, id="words, and it is over"),
+        pytest.param(
+            {"text": "Well, Emma,", **LONG, **OVER, "learning": True}, Decision.RESUME, id="mm-hm with the first sound"
+        ),
+        pytest.param(
+            {"text": "Stop it.", **LONG, **OVER, "learning": True},
+            Decision.ADVANCE,
+            id="a command with the first sound",
+        ),
         pytest.param({"text": "42 43", **LONG, **OVER}, Decision.ADVANCE, id="numbers"),
         pytest.param({"text": "Paris?", **LONG, **OVER}, Decision.ADVANCE, id="asks back with a word of the reply"),
         pytest.param({"text": "Mm-hmm.", **OVER}, Decision.RESUME, id="mm-hm"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -15,6 +14,7 @@ from duplexd.engine.monitor import StageTimes
 from duplexd.engine.pipeline import Pipeline
 from duplexd.engine.policy import Gate, Interaction, SchedulingPolicy, policy_of
 from duplexd.engine.scheduler import Scheduler
+from duplexd.engine.virtual import VirtualTime
 from duplexd.engine.work import Need, Work
 from duplexd.ids import ConditionVersion, Epoch, SessionId, WorkId
 from duplexd.messages import Cursor, CursorReported
@@ -44,12 +44,10 @@ class Engine:
         for name, cost in self.costs.items():
             self.times.note(name, cost)
         self.faces: dict[SessionId, Pipeline] = {}
-        self.now = T0
+        self.time = VirtualTime(T0)
         self.ran: list[tuple[float, str, FaceJob]] = []  #: (ms, stage, job) as launched
         self.published: list[tuple[float, SessionId, Chunk]] = []
         self.hears = True  #: listeners report what they play
-        self._heap: list[tuple[int, int, Any]] = []
-        self._serial = 0
         self._work = 0
 
     def face(self, session: int, *, length: Ticks = SECOND) -> Pipeline:
@@ -65,8 +63,11 @@ class Engine:
         return self.faces[SessionId(session)]
 
     def at(self, ms: float, act: Any) -> None:
-        self._serial += 1
-        heapq.heappush(self._heap, (T0 + nanos_from_ms(ms), self._serial, act))
+        self.time.at(T0 + nanos_from_ms(ms), act)
+
+    @property
+    def now(self) -> Nanos:
+        return self.time.now
 
     @property
     def ms(self) -> float:
@@ -79,10 +80,8 @@ class Engine:
             ms += step_ms
             self.at(ms, self.report)
         self._round()
-        while self._heap and self._heap[0][0] <= T0 + nanos_from_ms(until_ms):
-            when, _, act = heapq.heappop(self._heap)
-            self.now = Nanos(max(self.now, when))
-            act()
+        while (at := self.time.next_at()) is not None and at <= T0 + nanos_from_ms(until_ms):
+            self.time.step()
             self._round()
 
     def report(self) -> None:

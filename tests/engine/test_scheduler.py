@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplexd.engine.agenda import SMALL, Agenda
 from duplexd.engine.policy import POLICIES, Interaction, Moment, Rank, SchedulingPolicy, policy_of
 from duplexd.engine.scheduler import LAG_MAX, Accounts, Scheduler
 from duplexd.engine.work import Need, Work
 from duplexd.ids import SessionId, WorkId
+from duplexd.memory.agenda import SMALL, Agenda
 from duplexd.streams.stage import CostModel, PayloadKind, Role, StageSpec
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, nanos_from_ms
 

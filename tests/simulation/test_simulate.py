@@ -249,13 +249,25 @@ def test_the_published_baseline_is_reproduced(listeners: int, chance: float, fig
 
 @pytest.mark.slow
 def test_one_simulated_hour_of_thirty_two_people_completes() -> None:
-    """Everybody is answered for an hour, and nothing is held when they have gone; `bench policies` has the time."""
-    simulation = run(closed(load("listeners", duration_s=3600.0), 32))
+    """Where nobody is turned away, everybody is answered for an hour, and nothing is held when they have gone."""
+    simulation = run(closed(load("listeners", duration_s=3600.0), 32), policy="interaction admission=false")
     outcomes = {turn.outcome for turn in simulation.world.turns}
 
     assert len(simulation.world.turns) > 2000
     assert outcomes <= {Outcome.HEARD, Outcome.UNANSWERED}
     assert not simulation.core.sessions
+
+
+def test_more_listeners_than_the_device_can_serve_are_told_busy_and_the_others_hear_no_gaps() -> None:
+    """Thirty-two on lanes for about a dozen: with admission a turn is refused by name; without, everybody has gaps."""
+    shipped = closed(load("listeners", duration_s=240.0), 32)
+    admitted, crowded = (run(shipped, policy=f"interaction admission={on}").core.monitor for on in ("true", "false"))
+
+    assert admitted["responses_busy"] == admitted["responses_failed"] > 0
+    assert crowded["responses_failed"] == 0
+    late = [one["chunks_late"] / one["responses_completed"] for one in (admitted, crowded)]
+    assert late[0] < 0.5
+    assert late[1] > 5
 
 
 @pytest.mark.parametrize("name", calibration.names())

@@ -1,7 +1,8 @@
 """A heap with lazy invalidation: what is due first, of things that change their minds.
 
 Taking out only forgets; a stale entry is skipped when it surfaces. The heap is rebuilt when stale entries outnumber the
-live ones, so its size is bounded by twice the live entries and every change costs O(log n) amortised.
+live ones and it is worth it: its size is bounded by twice the live entries or `slack`, and every change costs O(log n)
+amortised.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ SMALL = 32
 
 
 class Agenda(Generic[Name]):
-    """Names with keys, least key first; equal keys in the order in which they were put."""
+    """Names with keys, least key first; equal keys in the order in which they were put.
 
-    def __init__(self) -> None:
+    Args:    slack: entries that are no reason to rebuild the heap, live or stale.
+    """
+
+    def __init__(self, *, slack: int = SMALL) -> None:
+        self._slack = slack
         self._live: dict[Name, tuple[Any, int, Name]] = {}
         self._heap: list[tuple[Any, int, Name]] = []
         self._serial = 0
@@ -72,6 +77,6 @@ class Agenda(Generic[Name]):
 
     def _bound(self) -> None:
         size = len(self._heap)
-        if size > SMALL and size > 2 * len(self._live):
+        if size > self._slack and size > 2 * len(self._live):
             self._heap = list(self._live.values())
             heapify(self._heap)
