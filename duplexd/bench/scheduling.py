@@ -154,6 +154,9 @@ class _Dialect:
     def anchor(self) -> list[int]:
         return [1]
 
+    def instruct(self, text: str) -> list[int]:
+        return self.words(text, first=True)
+
     def open_user(self) -> list[int]:
         return [2]
 

@@ -181,6 +181,9 @@ class SimDialect:
     def anchor(self) -> list[int]:
         return [ANCHOR]
 
+    def instruct(self, text: str) -> list[int]:
+        return self.words(text, first=True)
+
     def open_user(self) -> list[int]:
         return [OPEN_USER]
 
