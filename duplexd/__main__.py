@@ -1,4 +1,4 @@
-"""The command line: `duplexd serve | fetch | doctor | config | plan | check-model | simulate | replay | trace | top | bench`."""
+"""The command line: `duplexd serve | fetch | doctor | config | plan | check-model | simulate | bench | ...`."""
 
 from __future__ import annotations
 
