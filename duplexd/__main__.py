@@ -1,4 +1,4 @@
-"""The command line: `duplexd serve | fetch | doctor | config | plan | simulate | replay | trace | top | bench`."""
+"""The command line: `duplexd serve | fetch | doctor | config | plan | check-model | simulate | bench | ...`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--config", metavar="FILE", help="the daemon's TOML file, for its address and token")
     top.add_argument("--rows", type=int, default=20, metavar="N", help="sessions shown at most; default: 20")
     top.add_argument("--once", action="store_true", help="print one frame and leave")
+    check = _command(
+        commands, "check-model", check_model, "try every promise of a model's stages on the stages themselves"
+    )
+    check.add_argument("name", help="an installed family, or face")
     from duplexd.bench.command import add_bench
 
     add_bench(commands)
@@ -170,6 +174,23 @@ def watch(options: argparse.Namespace) -> int:
 
     config = config_of(options)
     return run(options.url or url_of(config), token=config.token, rows=options.rows, once=options.once)
+
+
+def check_model(options: argparse.Namespace) -> int:
+    from importlib.metadata import entry_points
+
+    from duplexd.engine.process import load_plan
+    from duplexd.models.contract import Finding, check_plan
+
+    own = {entry.name: entry for entry in entry_points(group="duplexd.contracts")}
+    findings: list[Finding] = (
+        own[options.name].load()() if options.name in own else check_plan(load_plan(options.name, {}))
+    )
+    for finding in findings:
+        print(f"{finding.stage:18}{finding.rule:24}{'BROKEN: ' + finding.fault if finding.fault else 'holds'}")
+    broken = sum(bool(finding.fault) for finding in findings)
+    print(f"{options.name}: {len(findings) - broken} of {len(findings)} hold")
+    return 1 if broken else 0
 
 
 def fetch_weights(options: argparse.Namespace) -> int:

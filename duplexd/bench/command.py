@@ -1,4 +1,4 @@
-"""`duplexd bench talk | barge-in | soak | memory | scheduler | policies | costs`: figures as a table and as JSON."""
+"""`duplexd bench talk | barge-in | soak | memory | scheduler | policies | costs | face`: figures, table and JSON."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def add_bench(commands: Any) -> None:
     costs = kinds.add_parser("costs", help="what the pocket model's stages cost here, as a calibration for simulate")
     costs.add_argument("--toml", type=Path, metavar="FILE", help="write the calibration")
     _output(costs, run_costs)
+    face = kinds.add_parser("face", help="the face on sentences it never heard: lips, blinks, drift, costs")
+    face.add_argument(
+        "--drift-minutes", type=float, default=0.0, help="also an ablation of anchors over so long; 0: not"
+    )
+    _output(face, run_face)
 
 
 def _common(parser: argparse.ArgumentParser, act: Any) -> None:
@@ -127,6 +132,17 @@ def run_costs(options: argparse.Namespace) -> int:
     if options.toml is not None:
         options.toml.write_text(costs.toml_of(report))
     return _publish(report, options.json)
+
+
+def run_face(options: argparse.Namespace) -> int:
+    from importlib.metadata import entry_points
+
+    from duplexd.bench import recordings
+
+    # By entry point: nothing imports models.
+    (examination,) = entry_points(group="duplexd.benches", name="face")
+    people = [recording.audio() for recording in recordings.load("reader")]
+    return _publish(examination.load()(drift_minutes=options.drift_minutes, people=people), options.json)
 
 
 def _publish(report: dict[str, Any], file: Path | None) -> int:

@@ -47,6 +47,7 @@ class Role(Enum):
     REFINE = "refine"  #: a noisy chunk -> a clean one, on the clean history
     DECODE = "decode"  #: a clean chunk -> frames
     MOVE = "move"  #: pages of a context between the arena and host memory
+    OVERHEAR = "overhear"  #: own voice: output slot -> the session's voice ring in the arena
 
     # Members are singletons. Enum hashes names, in Python, and every offer is looked up by its role several times.
     __hash__ = object.__hash__
@@ -185,6 +186,56 @@ class MoveJob(Job, frozen=True, tag=True):
     moves: tuple[tuple[int, SlotId], ...]  #: (page, host slot)
 
 
+class OverhearJob(Job, frozen=True, tag=True):
+    """The character hears its own voice, before it is played: what a face moves its lips to."""
+
+    slot: int  #: shared-memory output slot with the PCM
+    ring: SlotId  #: the session's slot of the `voice` partition
+    start: Ticks  #: on the session's output timeline
+    samples: int
+
+
+class ReferenceJob(Job, frozen=True, tag=True):
+    """Write the anchors of one history: who this is. Once a session, before its first chunk."""
+
+    slots: tuple[SlotId, ...]  #: anchor slots, in the order of the model's references
+    character: str
+
+
+class MotionJob(Job, frozen=True, tag=True):
+    """One chunk of motion from one history. The window's last slot takes the chunk's keys; the others are read.
+
+    `condition` is the version of `mood`, which holds for the whole chunk.
+    """
+
+    window: tuple[SlotId, ...]  #: oldest first, anchors before all; the chunk's own slot last
+    tokens: tuple[int, ...]  #: visible in each
+    motion: SlotId  #: slot of the `motion` partition: drafts are written and read, the final motion is written
+    start: Ticks  #: on the session's output timeline, a whole number of frames
+    voice: SlotId  #: own voice
+    spoken: tuple[Span, ...]  #: where that ring holds what is, or will be, heard; elsewhere is silence
+    ring: SlotId  #: the person's sound, 16 kHz
+    heard_end: int  #: sample of it that had come when a chunk of this start could first be made (`listen_delay` before)
+    heard_from: int  #: first sample the ring still holds
+    mood: tuple[float, ...]
+
+
+class GenerateJob(MotionJob, frozen=True, tag=True):
+    pass
+
+
+class RefineJob(MotionJob, frozen=True, tag=True):
+    pass
+
+
+class DecodeJob(Job, frozen=True, tag=True):
+    motion: SlotId
+    character: str
+    first: int  #: frames of the chunk, half-open
+    stop: int
+    slots: tuple[int, ...]  #: shared-memory output slots, one a frame, each filled with a picture in I420
+
+
 # Results ----------------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +280,22 @@ class RenderResult(Result, frozen=True, tag=True):
 
 class MoveResult(Result, frozen=True, tag=True):
     pages: int
+
+
+class OverhearResult(Result, frozen=True, tag=True):
+    samples: int
+
+
+class ReferenceResult(Result, frozen=True, tag=True):
+    pass
+
+
+class MotionResult(Result, frozen=True, tag=True):
+    frames: int
+
+
+class DecodeResult(Result, frozen=True, tag=True):
+    frames: int
 
 
 class Stage(Protocol):

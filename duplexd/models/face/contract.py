@@ -1,0 +1,357 @@
+"""The contract suite of the face: `duplexd check-model face` (rules: models/contract.py).
+
+Whole means: without arena, ledgers or chunks of sound. Sounds are encoded once from beginning to end, every chunk keeps
+its keys in a list, and a window is put together from those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from duplexd.ids import ChunkId, SlotId
+from duplexd.memory.histories import GENERATE, REFINE, HistoryStage
+from duplexd.models.contract import (
+    CAUSAL,
+    CLAIMED,
+    MASKED,
+    REDO,
+    RESET,
+    WHOLE,
+    Bytes,
+    Finding,
+    Memory,
+    held_bytes,
+    names,
+    result_of,
+    same,
+    tried,
+)
+from duplexd.models.face import audio
+from duplexd.models.face.checkpoint import FaceWeights, load_face
+from duplexd.models.face.drawing.character import load_character
+from duplexd.models.face.identity import anchor_poses
+from duplexd.models.face.motion import CHUNK_FRAMES, CONDITION, Motion, condition
+from duplexd.models.face.net import FaceNet, Heard, Places, Reader, blended, velocity_step
+from duplexd.models.face.performer import Part, Performer
+from duplexd.models.face.stages import VOICE_RATE, Decoder, Overhear, chunk_noise
+from duplexd.streams.stage import DecodeJob, GenerateJob, OverhearJob, RefineJob, Stage
+from duplexd.units import INPUT_RATE, Ticks
+
+#: Float32 on both ways, summed in another order, through eight chunks that build on each other.
+NEAR = 1e-4
+_CHUNKS = 7
+
+
+def check() -> list[Finding]:
+    """Every rule for every stage of the face. Raises ModelError when the checkpoint is missing."""
+    torch.set_num_threads(1)
+    return FaceSuite(load_face()).findings()
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """An interruption after so many chunks, at a frame of the last of them."""
+
+    after: int
+    frames: int
+
+
+class FaceSuite:
+    def __init__(self, weights: FaceWeights) -> None:
+        self.weights = weights
+        rng = np.random.default_rng(5)
+        self.parts = [self._part(rng, character) for character in ("mira", "theo")]
+
+    def _part(self, rng: np.random.Generator, character: str) -> Part:
+        """Bursts of noise from both, and a mood that changes at a boundary."""
+        seconds = 3.0
+        moods = [condition(joy=0.5)] * 3 + [condition(thought=0.8, look_x=0.3)] * 8
+        return Part(
+            character=character,
+            voice=_bursts(rng, round(seconds * VOICE_RATE), VOICE_RATE),
+            person=_bursts(rng, round(seconds * INPUT_RATE), INPUT_RATE),
+            moods=moods,
+        )
+
+    def findings(self) -> list[Finding]:
+        motion_rules: list[tuple[str, Callable[[], None]]] = [
+            (WHOLE, self.whole), (CAUSAL, self.causal), (MASKED, self.masked), (RESET, self.reset), (REDO, self.redo),
+            (CLAIMED, self.claimed),
+        ]  # fmt: skip
+        findings = [tried("generate, refine", rule, attempt) for rule, attempt in motion_rules]
+        findings.append(tried("overhear", WHOLE, self.overhear))
+        findings += [tried("decode", REDO, self.decode), tried("decode", CLAIMED, self.decode_keeps_nothing)]
+        return findings
+
+    # Generator and refiner
+
+    def whole(self) -> None:
+        performer = Performer(self.weights, self.parts[:1])
+        same(performer.play(_CHUNKS)[0], Offline(self.weights, self.parts[0]).play(_CHUNKS), "all chunks", within=NEAR)
+        cut = Cut(after=3, frames=3)
+        performer = Performer(self.weights, self.parts[:1])
+        motion = performer.play(cut.after)[0]
+        performer.interrupt(0, frames=cut.frames)
+        after = performer.play(3)[0]
+        seen = np.concatenate([motion[: (cut.after - 1) * CHUNK_FRAMES + cut.frames], after])
+        same(seen, Offline(self.weights, self.parts[0]).play(6, cut=cut), "with an interruption", within=NEAR)
+
+    def causal(self) -> None:
+        part = self.parts[0]
+        expected = Performer(self.weights, [part]).play(3)[0]
+        shape = self.weights.shape
+        said = (3 * CHUNK_FRAMES + shape.speak_after) * VOICE_RATE // 25
+        heard = (2 * CHUNK_FRAMES - shape.listen_delay) * INPUT_RATE // 25
+        later = msgspec.structs.replace(
+            part,
+            voice=np.concatenate([part.voice[:said], np.float32(0.5) - part.voice[said:]]),
+            person=np.concatenate([part.person[:heard], np.float32(0.5) - part.person[heard:]]),
+            moods=[*part.moods[:3], condition(sorrow=1.0)],
+        )
+        same(Performer(self.weights, [later]).play(3)[0], expected, "before a change")
+        changed = np.abs(Performer(self.weights, [later]).play(6)[0] - Performer(self.weights, [part]).play(6)[0]).max()
+        assert changed > 1e-3, "another voice, person and mood change nothing at all"
+
+    def masked(self) -> None:
+        # Names decide the noise, so a session alone must have the place it has beside others.
+        both = Performer(self.weights, self.parts).play(4)
+        alone = Performer(self.weights, self.parts[:1]).play(4)
+        same(both[0], alone[0], "a session beside another", within=NEAR)
+        performer = Performer(self.weights, self.parts)
+        performer.play(2)
+        for stage, job in self._jobs(performer):
+            before = Bytes(performer.arena)
+            result_of(stage, job, None)
+            mine = {"noisy" if isinstance(job, GenerateJob) else "clean": {job.window[-1]}, "motion": {job.motion}}
+            before.check_only({partition: {int(slot) for slot in slots} for partition, slots in mine.items()})
+
+    def reset(self) -> None:
+        fresh = Performer(self.weights, self.parts[:1], anchored=False).play(3)[0]
+        performer = Performer(self.weights, self.parts[:1], anchored=False)
+        rng = torch.Generator().manual_seed(3)
+        for partition, field in (
+            ("noisy", "kv"),
+            ("clean", "kv"),
+            ("motion", "draft"),
+            ("motion", "motion"),
+            ("voice", "pcm"),
+        ):
+            view = performer.arena.field(partition, field)
+            view.copy_(torch.randn(view.shape, generator=rng))
+        same(performer.play(3)[0], fresh, "in slots that were used")
+
+    def redo(self) -> None:
+        performer = Performer(self.weights, self.parts[:1])
+        performer.play(3)
+        for stage, job in self._jobs(performer):
+            field, partition = ("draft", "noisy") if isinstance(job, GenerateJob) else ("motion", "clean")
+            made, kept = performer.arena.field("motion", field)[job.motion], performer.arena.field(partition, "kv")
+            result_of(stage, job, None)
+            expected = made.clone(), kept[job.window[-1]].clone()
+            performer.arena.fill_nan(partition, [job.window[-1]])
+            made.fill_(float("nan"))
+            result_of(stage, job, None)
+            same(made, expected[0], f"{field} made again")
+            same(kept[job.window[-1]], expected[1], f"keys in {partition} made again")
+
+    def _jobs(self, performer: Performer) -> Iterator[tuple[Stage, GenerateJob | RefineJob]]:
+        """The next chunk of the first session, a stage at a time; whoever takes a job runs it before the next."""
+        history, chunk = performer.histories[0], ChunkId(99)
+        window = history.begin(chunk, history.epoch, fence=performer.fence())
+        assert window is not None
+        yield performer.generator, performer.job(GenerateJob, 0, chunk, window)
+        history.finish(chunk, history.epoch, GENERATE)
+        window = history.refine(chunk, history.epoch, fence=performer.fence())
+        yield performer.refiner, performer.job(RefineJob, 0, chunk, window)
+
+    def claimed(self) -> None:
+        performer = Performer(self.weights, self.parts)
+        performer.chunk()
+        held = held_bytes(performer.generator) + held_bytes(performer.refiner)
+        performer.play(12)
+        now = held_bytes(performer.generator) + held_bytes(performer.refiner)
+        assert now == held, f"stages hold {now - held:,} bytes more after twelve chunks"
+        layout = performer.arena.layout
+        shape = self.weights.shape
+        slot = shape.layers * shape.tokens * 2 * shape.width * 4
+        for partition in ("noisy", "clean"):
+            spec = layout.partitions[partition]
+            assert spec.slot_bytes == slot, (
+                f"{partition} claims {spec.slot_bytes:,} bytes a slot; a chunk's keys take {slot:,}"
+            )
+            written = torch.isfinite(performer.arena.field(partition, "kv").flatten(1)).all(1)
+            whole = written | torch.isnan(performer.arena.field(partition, "kv").flatten(1)).all(1)
+            assert bool(whole.all()), f"a slot of {partition} is written in part only"
+            # Two anchors and the chunks a rollback needs are there; a closed session leaves nothing.
+            assert int(written.sum()) == 2 * (len(shape.anchors) + shape.recent), (
+                f"{int(written.sum())} slots are in use"
+            )
+
+    # Overhear and decode
+
+    def overhear(self) -> None:
+        performer, memory, stage = Performer(self.weights, self.parts), Memory(), Overhear()
+        stage.load(performer.arena)
+        rng = np.random.default_rng(1)
+        pcm = rng.integers(-9000, 9000, 3 * VOICE_RATE).astype(np.int16)
+        start = 4 * VOICE_RATE + 17  # wraps around the end of the ring
+        memory.slots = {0: pcm, 1: pcm[:5000], 2: pcm[5000:]}
+        ring = performer.arena.field("voice", "pcm")
+        result_of(stage, OverhearJob(*names(1), 0, SlotId(0), Ticks(2 * start), len(pcm)), memory)
+        for slot, at in ((1, 0), (2, 5000)):
+            job = OverhearJob(*names(2), slot, SlotId(1), Ticks(2 * (start + at)), len(memory.slots[slot]))
+            result_of(stage, job, memory)
+        same(torch.nan_to_num(ring[0]), torch.nan_to_num(ring[1]), "one piece and two")
+        heard = audio.valid_stretch(ring[0], start - 10, start + len(pcm), [(start, start + len(pcm))])
+        same(heard, np.concatenate([np.zeros(10), pcm / 32768.0]), "what is read back", within=1e-6)
+
+    def decode(self) -> None:
+        performer, memory, stage = Performer(self.weights, self.parts), Memory(), Decoder()
+        stage.load(performer.arena)
+        performer.chunk()
+        before = Bytes(performer.arena)
+        result_of(stage, DecodeJob(*names(1), SlotId(0), "mira", 0, 8, tuple(range(8))), memory)
+        result_of(stage, DecodeJob(*names(2), SlotId(1), "theo", 0, 2, (20, 21)), memory)
+        result_of(stage, DecodeJob(*names(1), SlotId(0), "mira", 5, 6, (30,)), memory)
+        before.check_only({})
+        same(memory.slots[30], memory.slots[5], "a picture drawn again after others")
+        assert memory.slots[0].shape == (768, 512), f"pictures are {memory.slots[0].shape}"
+        assert not np.array_equal(memory.slots[5], memory.slots[20]), "two characters look alike"
+
+    def decode_keeps_nothing(self) -> None:
+        performer, memory, stage = Performer(self.weights, self.parts), Memory(), Decoder()
+        stage.load(performer.arena)
+        performer.chunk()
+        jobs = [DecodeJob(*names(1), SlotId(0), "mira", 0, 8, tuple(range(8)))]
+        result_of(stage, jobs[0], memory)
+        held = held_bytes(stage)
+        for _ in range(3):
+            result_of(stage, jobs[0], memory)
+        assert held_bytes(stage) == held, f"holds {held_bytes(stage) - held:,} bytes more after three chunks"
+
+
+def _bursts(rng: np.random.Generator, samples: int, rate: int) -> npt.NDArray[np.float32]:
+    envelope = np.repeat(rng.uniform(0, 0.4, samples // (rate // 10) + 1), rate // 10)[:samples]
+    sound: npt.NDArray[np.float32] = (rng.normal(size=samples) * envelope).astype(np.float32)
+    return sound
+
+
+# The whole, offline ---------------------------------------------------------------------------------------------------
+
+
+class Offline:
+    """The same face from nothing: no arena, no slots, sounds encoded in one run."""
+
+    def __init__(self, weights: FaceWeights, part: Part) -> None:
+        self.weights, self.part, self.shape = weights, part, weights.shape
+        self._keys: dict[HistoryStage, list[tuple[list[tuple[Tensor, Tensor]], int]]] = {GENERATE: [], REFINE: []}
+        self._voice = part.voice
+
+    @torch.inference_mode()
+    def play(self, chunks: int, *, cut: Cut | None = None) -> Motion:
+        nets: list[tuple[HistoryStage, FaceNet]] = [(GENERATE, self.weights.generator), (REFINE, self.weights.refiner)]
+        for stage, net in nets:
+            self._anchor(stage, net)
+        frame, shown = 0, []
+        epoch = 0
+        for chunk in range(1, chunks + 1):
+            motion = self._chunk(chunk, epoch, frame)
+            frame += CHUNK_FRAMES
+            if cut is not None and chunk == cut.after:
+                motion, frame, epoch = motion[: cut.frames], frame + cut.frames - CHUNK_FRAMES, epoch + 1
+                self._voice = self._voice[: frame * VOICE_RATE // 25]
+                for stage, _ in nets:
+                    self._keys[stage][-1] = (self._keys[stage][-1][0], cut.frames)
+            shown.append(motion.numpy())
+        return np.concatenate(shown)
+
+    def _chunk(self, chunk: int, epoch: int, frame: int) -> Tensor:
+        w = self.weights
+        mood = torch.from_numpy(self.part.moods[min(chunk - 1, len(self.part.moods) - 1)])[None]
+        heard = self._heard(w.generator, frame)
+        x = self._noise("generate", chunk, epoch)
+        times = (*w.generator_times, 0.0)
+        for start, stop in pairwise(times):
+            made: list[tuple[Tensor, Tensor]] = []
+            v = w.generator(x, torch.tensor([start]), mood, heard, self._reader(GENERATE, made), self._places(GENERATE))
+            x = velocity_step(x, v, start, stop)
+        self._keys[GENERATE].append((made, CHUNK_FRAMES))
+        heard = self._heard(w.refiner, frame)
+        x = blended(x, self._noise("refine", chunk, epoch), w.refiner_time)
+        time = torch.tensor([w.refiner_time])
+        x = velocity_step(
+            x, w.refiner(x, time, mood, heard, self._reader(REFINE, []), self._places(REFINE)), w.refiner_time, 0.0
+        )
+        made = []
+        w.refiner(x, torch.zeros(1), mood, heard, self._reader(REFINE, made), self._places(REFINE))
+        self._keys[REFINE].append((made, CHUNK_FRAMES))
+        return (x * w.deviation + w.mean)[0]
+
+    def _noise(self, stage: str, chunk: int, epoch: int) -> Tensor:
+        job = GenerateJob(
+            *names(1, chunk), (), (), SlotId(0), Ticks(0), SlotId(0), (), SlotId(0), 0, 0, (0.0,) * len(CONDITION)
+        )
+        return chunk_noise(msgspec.structs.replace(job, epoch=epoch), stage, self.shape)[None]
+
+    def _anchor(self, stage: HistoryStage, net: FaceNet) -> None:
+        poses = torch.from_numpy(anchor_poses(load_character(self.part.character).identity))
+        x = ((poses - self.weights.mean) / self.weights.deviation)[None]
+        made: list[tuple[Tensor, Tensor]] = []
+        places = torch.arange(x.shape[1])[None]
+        silent = (
+            torch.zeros(1, self.shape.speak_features, self.shape.audio),
+            torch.zeros(1, self.shape.listen_frames, self.shape.audio),
+        )
+        heard = net.hear(*silent, present=torch.zeros(1))
+        mood = torch.zeros(1, len(CONDITION))
+        reader = self._reader(stage, made)
+        net(x, torch.zeros(1), mood, heard, reader, Places(places, places), anchors=torch.ones(1))
+        self._keys[stage].append((made, x.shape[1]))
+
+    def _window(self, stage: HistoryStage) -> list[tuple[list[tuple[Tensor, Tensor]], int]]:
+        kept = self._keys[stage]
+        return [*kept[:1], *kept[1:][-self.shape.recent :]]
+
+    def _reader(self, stage: HistoryStage, made: list[tuple[Tensor, Tensor]]) -> Reader:
+        def read(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            made.append((keys, values))
+            past = [(layers[layer], tokens) for layers, tokens in self._window(stage)]
+            return (
+                torch.cat([*(pair[0][:, :tokens] for pair, tokens in past), keys], 1),
+                torch.cat([*(pair[1][:, :tokens] for pair, tokens in past), values], 1),
+            )
+
+        return read
+
+    def _places(self, stage: HistoryStage) -> Places:
+        past = sum(tokens for _, tokens in self._window(stage))
+        every = torch.arange(past + self.shape.tokens)[None]
+        return Places(every[:, past:], every)
+
+    def _heard(self, net: FaceNet, frame: int) -> Heard:
+        """Features of the whole timeline, silence before and after it, and of them what this chunk hears."""
+        shape = self.shape
+        before = 80
+        own = _features(net.speaking, self._voice, VOICE_RATE, before)
+        first = (before + frame - shape.speak_before) * audio.FEATURES_PER_FRAME
+        speaking = own[:, first : first + shape.speak_features]
+        end = frame - shape.listen_delay
+        person = _features(net.listening, self.part.person[: max(0, end * INPUT_RATE // 25)], INPUT_RATE, before)
+        listening = person[:, audio.FEATURES_PER_FRAME - 1 :: audio.FEATURES_PER_FRAME]
+        return net.hear(speaking, listening[:, before + end - shape.listen_frames : before + end])
+
+
+def _features(
+    encoder: audio.AudioEncoder, pcm: Sequence[float] | npt.NDArray[np.float32], rate: int, before: int
+) -> Tensor:
+    lead = (before + encoder.reach // audio.FEATURES_PER_FRAME) * rate // 25 + audio.before_samples(rate)
+    sound = np.concatenate([np.zeros(lead, np.float32), np.asarray(pcm, np.float32), np.zeros(2 * rate, np.float32)])
+    mels = audio.mel_frames(torch.from_numpy(sound), rate)
+    features: Tensor = encoder(mels[None, : len(mels) // audio.MELS_PER_FRAME * audio.MELS_PER_FRAME])
+    return features

@@ -1,0 +1,121 @@
+"""The portrait: the same motion is the same picture, and every channel can be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from duplexd.errors import ConfigError
+from duplexd.models.face.drawing.character import Character, character_names, load_character
+from duplexd.models.face.drawing.picture import Studio
+from duplexd.models.face.drawing.portrait import Portrait
+from duplexd.models.face.motion import CHANNELS, Channel, Motion
+
+SIZE = 192
+
+
+@pytest.fixture(scope="module")
+def mira() -> Portrait:
+    return Portrait(load_character("mira"), size=SIZE)
+
+
+def rest(character: Character, **changes: float) -> Motion:
+    motion = character.identity.neutral().copy()
+    for name, change in changes.items():
+        motion[Channel[name.upper()]] += change
+    return motion
+
+
+def drawn(portrait: Portrait, **changes: float) -> npt.NDArray[np.int16]:
+    return portrait.draw(rest(portrait.character, **changes))[:, :, :3].astype(np.int16)
+
+
+def test_there_are_three_characters_at_least() -> None:
+    assert len(character_names()) >= 3
+    looks = [
+        Portrait(load_character(name), size=64).draw(rest(load_character(name))).mean((0, 1))
+        for name in character_names()
+    ]
+    assert min(np.abs(a - b).max() for i, a in enumerate(looks) for b in looks[:i]) > 5
+
+
+def test_the_same_motion_is_the_same_picture(mira: Portrait) -> None:
+    """Whatever was drawn before: no part remembers."""
+    first = drawn(mira, opening=0.4)
+    drawn(mira, yaw=0.3, lid_left=-1.0, smile=0.8)
+
+    assert np.array_equal(first, drawn(mira, opening=0.4))
+
+
+@pytest.mark.parametrize("channel", [channel.name.lower() for channel in Channel])
+def test_every_channel_can_be_seen(mira: Portrait, channel: str) -> None:
+    """Tongue and teeth are only seen in a mouth that is a little open, pressed lips only in one that is shut."""
+    amount = -0.6 if channel.startswith("lid") else 0.25 if channel in ("yaw", "pitch", "roll") else 0.6
+    base = {} if channel in ("press", "opening") else {"opening": 0.3}
+    still, moved = drawn(mira, **base), drawn(mira, **base, **{channel: amount})
+
+    assert (np.abs(still - moved).max(2) > 12).sum() > 12, f"{channel} changes nothing one could see"
+
+
+def test_a_shut_mouth_hides_teeth_and_tongue(mira: Portrait) -> None:
+    assert np.array_equal(drawn(mira, teeth=0.0), drawn(mira, teeth=0.9, tongue=0.9))
+
+
+def test_shut_lids_hide_the_iris(mira: Portrait) -> None:
+    """With both eyes shut it cannot be seen where they look."""
+    shut = {"lid_left": -1.0, "lid_right": -1.0}
+
+    assert np.array_equal(drawn(mira, **shut), drawn(mira, gaze_x=0.9, **shut))
+
+
+def test_a_wild_motion_is_drawn_all_the_same(mira: Portrait) -> None:
+    picture = mira.draw(np.full(CHANNELS, 50.0, np.float32))
+
+    assert picture.shape == (SIZE, SIZE, 4)
+    assert int(picture[:, :, 3].min()) == 255
+
+
+def test_pictures_are_i420_of_limited_range() -> None:
+    studio = Studio(size=128, portraits_max=1)
+    white = studio.i420(np.full((128, 128, 4), 255, np.uint8))
+    red = studio.i420(np.broadcast_to(np.array([0, 0, 255, 255], np.uint8), (128, 128, 4)).copy())
+
+    assert white.shape == (192, 128)
+    assert abs(int(white[:128].mean()) - 235) <= 1
+    assert abs(int(red[:128].mean()) - 82) <= 2  # BT.601
+    assert abs(int(red[160:].mean()) - 240) <= 2  # V
+
+
+def test_portraits_are_kept_up_to_a_bound() -> None:
+    studio = Studio(size=64, portraits_max=2)
+    kept = [studio.portrait(name) for name in ("mira", "theo", "mira", "suna", "mira")]
+
+    assert kept[0] is kept[2] is kept[4]
+    assert studio.portrait("theo") is not kept[1]
+
+
+def test_a_character_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match="no character 'nobody'; there are mira, suna, theo"):
+        load_character("nobody")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("[features]", "[features]\nwings = 2", "wings"),
+        ("rest = {", "rest = { jaw = 0.1,", "'jaw' is no channel of identity"),
+        ('layer = "back"', 'layer = "top"', "layer"),
+    ],
+    ids=["unknown feature", "wrong channel", "unknown layer"],
+)
+def test_a_bad_file_says_what_is_wrong(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    from duplexd.models.face.drawing import character
+
+    text = (Path(character.__file__).parent / "characters" / "mira.toml").read_text()
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=complaint):
+        load_character(str(path))

@@ -1,0 +1,188 @@
+"""Stages of the face on a tiny network: the contract holds, and each rule notices when it is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from faces import random_face, random_net
+
+from duplexd.errors import ModelError
+from duplexd.models.contract import Memory, check_plan
+from duplexd.models.face import performer as performers
+from duplexd.models.face.checkpoint import load_face, save_face
+from duplexd.models.face.contract import FaceSuite
+from duplexd.models.face.motion import CHUNK_FRAMES
+from duplexd.models.face.performer import Part, Performer
+from duplexd.models.face.stages import Generator, Refiner
+from duplexd.streams.stage import Failed, GenerateJob
+
+
+@pytest.fixture(scope="module")
+def suite() -> FaceSuite:
+    torch.set_num_threads(1)
+    return FaceSuite(random_face())
+
+
+def test_the_contract_holds(suite: FaceSuite) -> None:
+    assert [finding for finding in suite.findings() if finding.fault] == []
+
+
+class KeepsTheFirstStep(Generator):
+    """Noisy history at the wrong noise."""
+
+    def _make(self, jobs: Any) -> Any:
+        results = super()._make(jobs)
+        for job in jobs:
+            self._history[job.window[-1]] *= 1.5
+        return results
+
+
+class NoiseOfTheRow(Generator):
+    """Noise by place in the batch: neighbours change what somebody does."""
+
+    def _noise(self, jobs: Any) -> Any:
+        rng = torch.Generator().manual_seed(len(jobs))
+        return torch.randn(len(jobs), self.shape.tokens, self.shape.latent, generator=rng)
+
+
+class SpoilsItsDraft(Refiner):
+    def _make(self, jobs: Any) -> Any:
+        results = super()._make(jobs)
+        for job in jobs:
+            self._draft[job.motion] += 0.1
+        return results
+
+
+class HearsTheFuture(Generator):
+    def _own(self, job: Any) -> Any:
+        sound = super()._own(job)
+        return torch.roll(sound, -int(sound.abs().sum() > 0) * 9600) + self._voice[job.voice].nan_to_num().sum()
+
+
+class WritesANeighbour(Generator):
+    def _make(self, jobs: Any) -> Any:
+        results = super()._make(jobs)
+        self._history[(jobs[0].window[-1] + 1) % len(self._history)] = 0.0
+        return results
+
+
+class Remembers(Generator):
+    def _make(self, jobs: Any) -> Any:
+        self.past = [*getattr(self, "past", []), self._history[jobs[0].window[-1]].clone()]
+        return super()._make(jobs)
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule"),
+    [
+        (KeepsTheFirstStep, FaceSuite.whole),
+        (NoiseOfTheRow, FaceSuite.masked),
+        (HearsTheFuture, FaceSuite.causal),
+        (WritesANeighbour, FaceSuite.masked),
+        (Remembers, FaceSuite.claimed),
+    ],
+    ids=lambda x: x.__name__,
+)
+def test_a_broken_generator_is_found_out(
+    suite: FaceSuite, monkeypatch: pytest.MonkeyPatch, broken: type[Generator], rule: Callable[[FaceSuite], None]
+) -> None:
+    monkeypatch.setattr(performers, "Generator", broken)
+    with pytest.raises(AssertionError):
+        rule(suite)
+
+
+def test_a_refiner_that_writes_the_draft_is_found_out(suite: FaceSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(performers, "Refiner", SpoilsItsDraft)
+    with pytest.raises(AssertionError, match="made again"):
+        suite.redo()
+
+
+def test_the_clock_keeps_its_contract_too() -> None:
+    from duplexd.models.clock import plan
+
+    findings = check_plan(plan())
+
+    assert [finding for finding in findings if finding.fault] == []
+    assert {finding.rule for finding in findings} >= {"chunked == whole", "causal", "discard, then redo"}
+
+
+def test_a_session_is_the_same_among_others() -> None:
+    """Batches of one and of five, with windows of different lengths beside each other."""
+    weights = random_face()
+    rng = np.random.default_rng(0)
+    parts = [Part(voice=(0.2 * rng.normal(size=30_000)).astype(np.float32)) for _ in range(5)]
+    together, alone = Performer(weights, parts), Performer(weights, parts[:1])
+    for performer in (together, alone):
+        performer.play(2)
+        performer.interrupt(0, frames=5)
+
+    np.testing.assert_allclose(together.play(2)[0], alone.play(2)[0], atol=1e-3)
+
+
+def test_a_chunk_that_is_not_a_number_ends_its_own_row_only() -> None:
+    """NaN in one session's window: its row fails, its neighbour's is as it was."""
+    performer = Performer(random_face(), [Part(), Part()])
+    performer.play(1)
+    jobs = []
+    for index, history in enumerate(performer.histories):
+        window = history.begin(performers.ChunkId(9), history.epoch, fence=performer.fence())
+        assert window is not None
+        jobs.append(performer.job(GenerateJob, index, performers.ChunkId(9), window))
+    performer.arena.fill_nan("noisy", [jobs[0].window[0]])
+    first, second = performer.generator.run(jobs, None)
+
+    assert isinstance(first, Failed)
+    assert "not finite" in first.reason
+    assert not isinstance(second, Failed)
+
+
+def test_a_start_between_frames_is_refused() -> None:
+    performer = Performer(random_face(), [Part()])
+    history = performer.histories[0]
+    window = history.begin(performers.ChunkId(9), history.epoch, fence=performer.fence())
+    assert window is not None
+    job = performer.job(GenerateJob, 0, performers.ChunkId(9), window)
+    import msgspec
+
+    (result,) = performer.generator.run([msgspec.structs.replace(job, start=job.start + 1)], Memory())
+
+    assert isinstance(result, Failed)
+    assert "multiples of 1920" in result.reason
+
+
+def test_hours_leave_no_more_than_minutes() -> None:
+    """Slots in use after many chunks are those after a few."""
+    performer = Performer(random_face(), [Part()])
+    performer.play(6)
+    before = [ledger.free_count for ledger in performer.ledgers]
+    performer.play(40)
+
+    assert [ledger.free_count for ledger in performer.ledgers] == before
+    assert performer.frame[0] == 46 * CHUNK_FRAMES
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    weights = random_face()
+    save_face(tmp_path / "face.safetensors", weights)
+    back = load_face(tmp_path / "face.safetensors")
+
+    assert back.shape == weights.shape
+    assert back.generator_times == (1.0, 0.4)
+    assert back.card == {"made": "at random"}
+    for name, value in random_net(seed=2).state_dict().items():
+        torch.testing.assert_close(back.refiner.state_dict()[name], value, atol=1e-3, rtol=1e-3)
+
+
+def test_a_missing_or_foreign_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="scripts/train_face makes them"):
+        load_face(tmp_path / "none.safetensors")
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(ModelError, match="has format None"):
+        load_face(tmp_path / "other.safetensors")

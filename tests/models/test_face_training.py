@@ -1,0 +1,183 @@
+"""Teaching: resumable to the bit, and figures that find what they should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from faces import TINY, made_up_lessons, random_face, random_net
+
+from duplexd.models.face import evaluate
+from duplexd.models.face.checkpoint import load_face
+from duplexd.models.face.contract import FaceSuite
+from duplexd.models.face.evaluate import Sentence, blinks_per_minute, boundary_jump_ratio, lip_figures
+from duplexd.models.face.motion import CHANNELS, CHUNK_FRAMES, SPEECH, Channel
+from duplexd.models.face.net import blended
+from duplexd.models.face.training import teach
+from duplexd.models.face.training.lessons import Lesson, Sampler, statistics
+from duplexd.models.face.training.mouth import Phone
+from duplexd.models.face.training.teach import GENERATOR_TIMES, Course, School
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_a_course_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teach, "SAVE_STEPS", 1)
+    monkeypatch.setattr(teach, "CLIPS", 2)
+    monkeypatch.setattr(teach, "CHUNKS", 3)
+    lessons, course = made_up_lessons(), Course(flow=2, distil=2, refine=1)
+    ends = []
+    for name, stops in (("whole", ()), ("stopped", ((1, 0, 0), (2, 1, 0)))):
+        folder = tmp_path / name
+        folder.mkdir()
+        for done in stops:
+            school = School(lessons, course, folder)
+            monkeypatch.setattr(
+                school,
+                "course",
+                msgspec.structs.replace(course, **dict(zip(("flow", "distil", "refine"), done, strict=True))),
+            )
+            monkeypatch.setattr(school, "_rate", lambda step, count, *, first: first * 0.5)
+            school.teach(lambda: 0.0)
+            state = torch.load(folder / "state.pt", weights_only=True)
+            torch.save({**state, "course": msgspec.to_builtins(course)}, folder / "state.pt")
+        school = School(lessons, course, folder)
+        monkeypatch.setattr(school, "_rate", lambda step, count, *, first: first * 0.5)
+        school.teach(lambda: 0.0)
+        ends.append(teach.graduate(school))
+
+    for one, other in zip(ends[0].refiner.parameters(), ends[1].refiner.parameters(), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(ends[0].generator.parameters(), ends[1].generator.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_another_course_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teach, "CLIPS", 2)
+    monkeypatch.setattr(teach, "CHUNKS", 2)
+    lessons = made_up_lessons(1)
+    School(lessons, Course(flow=1, distil=0, refine=0), tmp_path).teach(lambda: 0.0)
+    entry = json.loads((tmp_path / "curve.jsonl").read_text().splitlines()[0])
+
+    assert entry["phase"] == "flow"
+    with pytest.raises(SystemExit, match="belongs to another course"):
+        School(lessons, Course(flow=9), tmp_path)
+
+
+def test_a_batch_has_the_windows_of_the_live_stages() -> None:
+    """One chunk after another from memory gives what all chunks side by side give: training sees what serving does."""
+    lessons = made_up_lessons()
+    rng = np.random.default_rng(0)
+    clip = Sampler(lessons, TINY, *statistics(lessons), rng).draw(3, 5, cuts=0.4)
+    lesson = Lesson(random_net(), clip)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        history = blended(clip.motion, torch.randn_like(clip.motion), GENERATOR_TIMES[-1])
+        lesson.remember(history, GENERATOR_TIMES[-1])
+        x = torch.randn_like(clip.motion)
+        together = lesson.velocity(x, torch.full(clip.kept.shape, 0.7))
+        for chunk in range(5):
+            alone = lesson.one(x[:, chunk], 0.7, chunk, keep=False)
+            torch.testing.assert_close(alone, together[:, chunk], atol=1e-5, rtol=0)
+
+
+def test_chunks_of_a_batch_do_not_see_what_comes_later() -> None:
+    lessons = made_up_lessons()
+    clip = Sampler(lessons, TINY, *statistics(lessons), np.random.default_rng(0)).draw(2, 4, cuts=0.0)
+    with torch.no_grad():
+        outputs = []
+        for later in (clip.motion[:, 3], -clip.motion[:, 3]):
+            motion = torch.cat([clip.motion[:, :3], later[:, None]], 1)
+            lesson = Lesson(random_net(), clip)
+            lesson.remember(motion, 0.0)
+            outputs.append(lesson.velocity(motion, torch.full(clip.kept.shape, 0.5)))
+
+    assert torch.equal(outputs[0][:, :3], outputs[1][:, :3])
+    assert not torch.equal(outputs[0][:, 3], outputs[1][:, 3])
+
+
+# Figures --------------------------------------------------------------------------------------------------------------
+
+
+def sentence(seed: int) -> tuple[Sentence, np.ndarray]:
+    """Smooth noise as truth, and what a perfect face would do."""
+    rng = np.random.default_rng(seed)
+    truth = np.zeros((80, len(SPEECH)), np.float32)
+    truth[20:70, SPEECH.index(Channel.OPENING)] = np.abs(np.convolve(rng.normal(size=54), np.ones(5) / 3, mode="valid"))
+    phones = (Phone("b", 1.6, 1.68),)
+    truth[40:43, SPEECH.index(Channel.OPENING)] = 0.0
+    motion = np.zeros((80, CHANNELS), np.float32)
+    motion[:, Channel.OPENING] = truth[:, SPEECH.index(Channel.OPENING)]
+    return Sentence(np.zeros(1, np.float32), phones, truth, slice(20, 70)), motion
+
+
+def test_lips_that_are_right_score_one_and_late_lips_are_told() -> None:
+    said, right = zip(*(sentence(seed) for seed in range(6)), strict=True)
+    figures = lip_figures(said, right)
+    late = lip_figures(said, [np.roll(motion, 2, axis=0) for motion in right])
+
+    assert figures["lip_corr"] == 1.0
+    assert figures["lip_lag_frames"] == 0
+    assert figures["bilabial_closed"] == 1.0
+    assert abs(figures["lip_corr_shuffled"]) < 0.4
+    assert late["lip_lag_frames"] == 2
+
+
+def test_lips_that_never_close_are_told() -> None:
+    said, motion = sentence(1)
+    motion[:, Channel.OPENING] = np.maximum(motion[:, Channel.OPENING], 0.2)
+
+    assert lip_figures([said, said], [motion, motion])["bilabial_closed"] == 0.0
+
+
+def test_blinks_are_counted() -> None:
+    motion = np.zeros((25 * 60, CHANNELS), np.float32)
+    motion[:, [Channel.LID_LEFT, Channel.LID_RIGHT]] = 1.0
+    for at in range(50, 1500, 150):
+        motion[at : at + 4, [Channel.LID_LEFT, Channel.LID_RIGHT]] = 0.1
+    motion[1495:, Channel.LID_LEFT] = 0.0  # a wink is no blink
+
+    assert blinks_per_minute([motion]) == pytest.approx(10.0)
+
+
+def test_a_jump_between_chunks_is_told() -> None:
+    weights = random_face()
+    even = np.cumsum(np.full((800, CHANNELS), 0.01), 0).astype(np.float32)
+    jumping = even + 0.03 * (np.arange(800) // CHUNK_FRAMES)[:, None].astype(np.float32)
+
+    assert boundary_jump_ratio([even], weights) == pytest.approx(1.0, abs=0.01)
+    assert boundary_jump_ratio([jumping], weights) == pytest.approx(4.0, abs=0.1)
+
+
+# The checkpoint that comes with duplexd -------------------------------------------------------------------------------
+
+
+def test_the_checkpoint_keeps_the_contract() -> None:
+    torch.set_num_threads(1)
+    findings = FaceSuite(load_face()).findings()
+
+    assert [finding for finding in findings if finding.fault] == []
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_the_checkpoint_moves_its_lips_in_time() -> None:
+    """On sentences never said in training; the whole examination is `duplexd bench face`."""
+    from duplexd.models.face.training.corpus import HELD_OUT
+    from duplexd.models.face.training.narrator import Narrator
+
+    weights = load_face()
+    said = evaluate.sentences(Narrator(), HELD_OUT[:6])
+    figures = lip_figures(said, evaluate._play(weights, said))
+
+    assert figures["lip_corr"] >= 0.85
+    assert abs(figures["lip_lag_frames"]) <= 1
+    assert figures["bilabial_closed"] >= 0.9
+    assert evaluate.listening_mouth_ratio(weights, said) <= 0.05
