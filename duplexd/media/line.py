@@ -6,6 +6,8 @@ Audio, page reports and engine news go in with `now`; facts for the engine and o
 2. The answer of the page to a hold is the authoritative position of the ear; everything else is an estimate.
 3. Without reports of the page, positions come from a conservative clock and say so (`assumed`).
 4. Nothing here waits: `tick` is called every 20 ms.
+5. While somebody sees the character, the engine is told which sound stands at which pts: at each place where sound
+   enters the track or does not follow what was there, and where it is stopped before its end.
 
     FREE --voice over the reply--> HELD --engine: resume / advance, or hold_max--> FREE
 """
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 from duplexd.ids import Epoch, ResponseId, SessionId, TurnId
 from duplexd.media.echo import EchoReference, EchoRule
 from duplexd.media.framer import AudioBlock, Framer
-from duplexd.media.playout import FRAME, Pcm, Place, Playout, Taken
+from duplexd.media.playout import FRAME, Entry, Pcm, Place, Playout, Taken
 from duplexd.media.vad import GateRule, Started, Stopped, VoiceGate
 from duplexd.messages import (
     AdvanceEpoch,
@@ -35,7 +37,9 @@ from duplexd.messages import (
     PublishChunk,
     ResumePlayback,
     TextArrived,
+    VoicePlaced,
     VoiceStarted,
+    VoiceStopped,
 )
 from duplexd.units import (
     BLOCK_SAMPLES,
@@ -178,6 +182,8 @@ class Line:
         self._after_advance: deque[TextArrived] = deque()
         self._latency: LatencyMeasured | None = None
         self._sent_at = Nanos(0)
+        self._seen = False
+        self._voicing: Epoch | None = None  #: of the sound the engine has been told the place of
 
     def drain(self) -> list[Any]:
         """Facts for the engine and orders for the page, in order."""
@@ -355,6 +361,7 @@ class Line:
         position = place.position if place is not None else Ticks(0)
         self.hold = Hold(self._holds, now, position, self.playout.epoch)
         self.playout.hold()
+        self._stop_voice()
         started = self._voice_started(now, at=at, source=source, place=place, hold=self._holds, bound=bound)
         self._out.append(started if known is None else msgspec.structs.replace(started, assumed=False))
 
@@ -416,6 +423,8 @@ class Line:
         return self.playout.publish(epoch=news.epoch, span=news.span, pcm=pcm, last=news.last)
 
     def advance(self, news: AdvanceEpoch) -> None:
+        if news.epoch > self.playout.epoch:
+            self._stop_voice()
         self.playout.advance(news.epoch, news.at)
         # Also when the front end had begun this epoch by itself: what is played next is not held by anybody.
         self.playout.held = False
@@ -456,6 +465,7 @@ class Line:
         """The frame at `pts`: content or silence."""
         frame = self.playout.pull(pts)
         self.next_pts = pts + FRAME
+        self._place_voice(pts)
         if self._echo is not None and frame.any():
             self._echo.play(_at_input_rate(frame, self.playout.rate), self._input_index(now))
         if self._latency is not None and self._sent_at == 0 and not self.playout.held and frame.any():
@@ -463,6 +473,35 @@ class Line:
         if self._first_sound_at is None and frame.any():
             self._first_sound_at = now
         return frame
+
+    # What is seen ----------------------------------------------------------------------------------------------------
+
+    def begin_view(self) -> None:
+        """Somebody sees the character from now on: places of its voice are facts for the engine (module rule 5)."""
+        self._seen, self._voicing = True, None
+
+    def end_view(self) -> None:
+        self._seen, self._voicing = False, None
+
+    def _place_voice(self, pts: int) -> None:
+        """What entered the track with the frame at `pts`; also what plays on there and the engine does not know of."""
+        if not self._seen:
+            return
+        placed = self.playout.placed
+        if not placed and self._voicing is None:
+            playing: Entry | None = self.playout.playing(pts)
+            placed = [playing] if playing is not None else []
+        for entry in placed:
+            self._voicing = entry.epoch
+            self._out.append(VoicePlaced(self.session, entry.epoch, entry.position, Ticks(entry.pts)))
+
+    def _stop_voice(self) -> None:
+        """Nothing of the sound that plays is sent from the next frame on."""
+        if self._seen and self._voicing is not None:
+            self._out.append(VoiceStopped(self.session, self._voicing, Ticks(self.next_pts)))
+        self._voicing = None
+
+    # The clock -------------------------------------------------------------------------------------------------------
 
     def take(self, now: Nanos) -> Taken | None:
         """All content that waits, piece by piece, for a transport without a clock: it is played behind what was taken

@@ -94,6 +94,7 @@ class Playout:
         self._log: deque[Entry] = deque(maxlen=log_max)
         self._queued_max = queued_max
         self._expecting = False  #: more of this reply is to come
+        self.placed: list[Entry] = []  #: what the last `pull` put where it does not follow what was there
         self._taken_until = -1  #: pts behind what was taken last of a reply that is not over
         self._starved_at: int | None = None
 
@@ -172,6 +173,7 @@ class Playout:
     def pull(self, pts: int) -> Pcm:
         """The frame at `pts` (1/48000 s), int16 (20 ms of samples). Cost: O(frame)."""
         frame = np.zeros(self._frame, dtype=np.int16)
+        self.placed = []
         if self.held:
             return frame
         filled = 0
@@ -186,6 +188,7 @@ class Playout:
 
     def take(self, pts: int) -> Taken | None:
         """All of the next piece, to be played from `pts` on, without silence around it; None while there is none."""
+        self.placed = []
         if self.held or not self._queue:
             return None
         piece = self._queue[0]
@@ -225,6 +228,7 @@ class Playout:
             last.length += ticks
         else:
             self._log.append(Entry(pts, ticks, taken.epoch, taken.start))
+            self.placed.append(Entry(pts, ticks, taken.epoch, taken.start))
 
     def _watch_starvation(self, pts: int, filled: int) -> None:
         """A gap inside a reply is counted, with its length (an underrun a person can hear)."""
@@ -249,6 +253,14 @@ class Playout:
     def quiet(self) -> bool:
         """Nothing is queued: only silence goes out."""
         return not self._queue
+
+    def playing(self, pts: int) -> Entry | None:
+        """The content at `pts` itself and what follows it; None for silence. O(1)."""
+        last = self._log[-1] if self._log else None
+        if last is None or not last.pts <= pts < last.end:
+            return None
+        inside = pts - last.pts
+        return Entry(pts, last.length - inside, last.epoch, Ticks(last.position + inside))
 
     # The ear's side ------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 1. Everything of one person lives in a `Visit`: peer, line, and what the page was told. A visit ends exactly once.
 2. An order of the fast channel is sent up to three times with one id (wire.py rule 2); the page acts on it once.
-3. Nothing here blocks: the only computing is voice detection (0.15 ms a block) and Opus.
+3. Nothing here blocks: the only computing is voice detection (0.15 ms a block), Opus, and copies of pictures (0.1 ms
+   a frame); pictures are encoded on a thread of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
@@ -42,14 +44,17 @@ from duplexd.messages import (
     AdmitSession,
     AdvanceEpoch,
     ClientStalled,
+    CutFrames,
     EndSession,
     HistoryChanged,
     ImageArrived,
     InputRefusal,
     LatencyMeasured,
     MediaArrived,
+    PicturesFreed,
     Progress,
     PublishChunk,
+    PublishFrames,
     RefuseSession,
     ReplyWords,
     ResponseChanged,
@@ -73,9 +78,10 @@ from duplexd.units import (
     ticks_from_nanos,
 )
 from duplexd.webrtc import wire
-from duplexd.webrtc.peer import IceServer, MessageFault, Peer, PeerConfig
+from duplexd.webrtc.peer import IceServer, MessageFault, Peer, PeerConfig, Sight
 from duplexd.webrtc.supervisor import EngineState, Supervisor
-from duplexd.webrtc.video import portrait, still
+from duplexd.webrtc.video import Still, i420, portrait
+from duplexd.webrtc.view import View
 
 REPEATS_S = (0.02, 0.06)
 ORDERS_REPEATED_MAX = 8  #: orders of the last moments that may still have a repeat to come
@@ -146,6 +152,9 @@ class Visit:
         self.lateness = Lateness()
         self.progress: Progress | None = None  #: newest cursors the engine told
         self.shown_state = "listening"
+        self.view: View | None = None  #: None: the model has no face
+        if owner.has_face:
+            self.view = View(session, line, owner.supervisor.send)
         self._owner = owner
         self._order_id = 0
         self._words: dict[int, int] = {}
@@ -168,13 +177,23 @@ class Visit:
     def pull(self, pts: Ticks) -> NDArray[np.int16]:
         return self.line.pull(pts, clock.now())
 
+    def sight(self) -> Sight:
+        """Where the peer's pictures come from."""
+        return self._owner.still_sight() if self.view is None else self._owner.sight(self.view)
+
     def tick(self, now: Nanos) -> None:
         self.line.tick(now)
         self.carry()
+        self._tick_view(now)
         stalled = self.peer is not None and self.peer.backlog_bytes > STALL_BYTES
         if stalled != self.stalled:
             self.stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
+
+    def _tick_view(self, now: Nanos) -> None:
+        if self.view is not None and self.peer is not None:
+            track = self.peer.video if self.peer.is_connected else None
+            self.view.tick(track, self.peer.clock.origin, now)
 
     # The page -----------------------------------------------------------------------------------------
 
@@ -222,6 +241,10 @@ class Visit:
                 self._owner.supervisor.send(ImageArrived(self.session, message.id, len(message.data) * 3 // 4))
             case wire.Set():
                 self._on_set(message)
+            case wire.Seen():
+                if self.view is not None:
+                    self.view.page_is_seen = message.on
+                    self._tick_view(now)
             case wire.Played():
                 for handle in self._repeats.pop(message.id, ()):
                     handle.cancel()
@@ -337,6 +360,11 @@ class Visit:
                 self._settle(news.reason)
             case PublishChunk():
                 self._publish(news)
+            case PublishFrames():
+                self._publish_frames(news)
+            case CutFrames():
+                if self.view is not None:
+                    self.view.cut(news, self.peer.video if self.peer is not None else None)
             case AdvanceEpoch():
                 self.line.advance(news)
                 self._owner.note_advance(news)
@@ -357,6 +385,11 @@ class Visit:
 
     def _publish(self, news: PublishChunk) -> None:
         self.line.publish(news, self._owner.read_chunk(news))
+
+    def _publish_frames(self, news: PublishFrames) -> None:
+        frames = self._owner.read_frames(news)
+        if self.view is not None:
+            self.view.publish(news, frames)
 
     def farewell(self, reason: str) -> None:
         self.tell(wire.Closed(reason))
@@ -419,7 +452,8 @@ class Frontend:
         self.closing = ""
         self._last_session = 0
         self._networks: dict[str, Any] = {}
-        self.portrait = still(portrait())
+        self._portrait = i420(portrait())
+        self._video_pool = ThreadPoolExecutor(1, thread_name_prefix="duplexd-video")
         self._ticker: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -427,6 +461,7 @@ class Frontend:
 
     def start(self) -> None:
         self.supervisor.start()
+        self._video_pool.submit(int)  # Its thread begins now, not with the first visitor: there it looks like a leak.
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     async def stop(self) -> None:
@@ -439,6 +474,7 @@ class Frontend:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
+        self._video_pool.shutdown(wait=False)
         await self.supervisor.stop()
 
     async def _tick(self) -> None:
@@ -472,7 +508,7 @@ class Frontend:
                 on_message=visit.on_message,
                 on_closed=lambda reason: self._gone(visit, reason),
                 on_open=visit.on_open,
-                portrait=self.portrait,
+                sight=visit.sight(),
             )
             if session not in self.visits:
                 await visit.peer.close("the engine is gone")
@@ -625,6 +661,8 @@ class Frontend:
             self._guarded(visit, visit.take, news)
         elif isinstance(news, PublishChunk):
             self.supervisor.send(SlotsFreed((news.slot,)))  # The person has left meanwhile.
+        elif isinstance(news, PublishFrames):
+            self.supervisor.send(PicturesFreed((news.slot,)))
 
     def note_advance(self, news: AdvanceEpoch) -> None:
         self.advance_ms.append((clock.now() - news.decided_at) / NANOS_PER_MS)
@@ -651,6 +689,31 @@ class Frontend:
         pcm = media.read_output(news.slot, news.samples)
         self.supervisor.send(SlotsFreed((news.slot,)))
         return pcm
+
+    def read_frames(self, news: PublishFrames) -> NDArray[np.uint8]:
+        """The pictures of a slot, uint8 (count, height * 3 / 2, width); it goes back to the engine."""
+        media, ready = self.supervisor.media, self.supervisor.ready
+        assert media is not None
+        assert ready is not None
+        assert ready.picture is not None
+        width, height = ready.picture
+        frames = media.read_pictures(news.slot, news.count, width=width, height=height)
+        self.supervisor.send(PicturesFreed((news.slot,)))
+        return frames
+
+    # Pictures -----------------------------------------------------------------------------------------
+
+    @property
+    def has_face(self) -> bool:
+        ready = self.supervisor.ready
+        return ready is not None and ready.picture is not None
+
+    def sight(self, view: View) -> Sight:
+        return Sight(view.look, self._video_pool)
+
+    def still_sight(self) -> Sight:
+        """A portrait that never moves, for models without a face."""
+        return Sight(Still(self._portrait), self._video_pool, shown=True)
 
     def _guarded(self, visit: Guest, act: Callable[[Any], None], argument: Any) -> None:
         """A fault in one visit ends that visit: its neighbours' news and deadlines go on (DESIGN §5 rule 10)."""

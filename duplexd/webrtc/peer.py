@@ -21,6 +21,7 @@ import struct
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from typing import Any, TypeAlias
 
 import msgspec
@@ -35,12 +36,12 @@ from aiortc.rtcsctptransport import WEBRTC_DCEP, WEBRTC_STRING
 
 from duplexd import clock
 from duplexd.errors import ConfigError, InputRefused
-from duplexd.units import NANOS_PER_SECOND, Nanos, ms_from_ticks
+from duplexd.units import NANOS_PER_SECOND, TICKS_PER_SECOND, Nanos, ms_from_ticks
 from duplexd.webrtc import wire
 from duplexd.webrtc.receive import Deliver, ReceiveCounts, VoiceReceiver, install
-from duplexd.webrtc.sdp import check_offer, clean_offer, finish_answer
-from duplexd.webrtc.tracks import MediaClock, Pull, VoiceTrack, check_sender, round_trip_ms
-from duplexd.webrtc.video import Frame, PortraitTrack, bound_vp8_bitrate
+from duplexd.webrtc.sdp import check_offer, clean_offer, finish_answer, takes_vp8
+from duplexd.webrtc.tracks import MediaClock, Pull, VoiceTrack, check_sender, report_by, round_trip_ms
+from duplexd.webrtc.video import VIDEO_RATE, Look, VideoCounts, VideoTrack
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +86,18 @@ class PeerStats(msgspec.Struct, frozen=True):
     packets_sent: int
     packets_skipped: int  #: voice packets not sent because the loop stalled
     late_ms_max: float  #: how late the latest voice packet was made
-    frames_sent: int  #: of the portrait
+    video: VideoCounts
     backlog_bytes: int  #: over all channels
     dropped_count: int  #: outgoing messages dropped at the bound
     fault_count: int  #: incoming messages that were no messages
+
+
+class Sight(msgspec.Struct, frozen=True):
+    """What a peer may show: `look(pts)` is asked for a picture at each tick while it is shown (video.VideoTrack)."""
+
+    look: Look
+    pool: Executor  #: where frames are encoded
+    shown: bool = False  #: from the start; else somebody calls `Peer.video.show`
 
 
 OnMessage: TypeAlias = Callable[[str, "str | MessageFault"], None]
@@ -193,16 +202,16 @@ class Peer:
         on_message: OnMessage,
         on_closed: Callable[[str], None],
         on_open: Callable[[str], None] | None = None,
-        portrait: Frame | None = None,
+        sight: Sight | None = None,
     ) -> None:
         self._config = config
         self._on_message = on_message
         self._on_closed = on_closed
         self._on_open = on_open
-        self._portrait = portrait
+        self._sight = sight
         self.clock = MediaClock()
         self._voice = VoiceTrack(self.clock, pull_audio, on_fault=self._fault_in("playout"), bitrate=config.bitrate)
-        self._face: PortraitTrack | None = None
+        self.video: VideoTrack | None = None  #: the face, if the offer takes one; hidden until somebody shows it
         self._connection = RTCPeerConnection(_rtc_configuration(config.ice_servers))
         self._receiver: VoiceReceiver | None = None
         self._deliver = on_audio
@@ -225,14 +234,14 @@ class Peer:
         on_message: OnMessage,
         on_closed: Callable[[str], None],
         on_open: Callable[[str], None] | None = None,
-        portrait: Frame | None = None,
+        sight: Sight | None = None,
     ) -> Peer:
         """Answer an offer. `answer_sdp` is complete (all candidates); the media path comes up once it is applied.
 
         Args:    on_audio(pcm, rtp, how): see receive.VoiceReceiver. pull_audio(pts): see tracks.VoiceTrack.
                  on_message(label, text or MessageFault): in order per reliable channel; pings are answered here.
                  on_closed(reason): once, whoever closed. on_open(label): a channel of `config.labels` has opened.
-                 portrait(pts): frames of the face, if the offer takes video; None: no video is sent.
+                 sight: where the face comes from, if the offer takes video; None: no video is sent.
         Raises:  InputRefused with a sentence, ConfigError if no local address can be offered; then nothing is left
                  behind and `on_closed` is not called.
         """
@@ -245,7 +254,7 @@ class Peer:
             on_message=on_message,
             on_closed=on_closed,
             on_open=on_open,
-            portrait=portrait,
+            sight=sight,
         )
         try:
             await peer._answer(clean_offer(offer_sdp))
@@ -300,7 +309,7 @@ class Peer:
             packets_sent=self._voice.packet_count,
             packets_skipped=self._voice.skipped_count,
             late_ms_max=ms_from_ticks(self._voice.late_max),
-            frames_sent=self._face.frame_count if self._face is not None else 0,
+            video=self.video.counts if self.video is not None else VideoCounts(),
             backlog_bytes=self.backlog_bytes,
             dropped_count=sum(channel.dropped_count for channel in self._channels.values()),
             fault_count=self._fault_count,
@@ -321,12 +330,20 @@ class Peer:
         connection.on("connectionstatechange", self._connection_changed)
         connection.on("datachannel", self._channel_opened)
         transceiver = connection.addTransceiver(self._voice, direction="sendrecv")
-        transceiver.setCodecPreferences(_opus_only())
+        transceiver.setCodecPreferences(_codecs("audio/opus"))
+        # Before the offer is applied: afterwards aiortc would heed no preference, and our frames are VP8 only.
+        face = connection.addTransceiver("video", direction="sendonly") if takes_vp8(offer_sdp) else None
+        if face is not None:
+            face.setCodecPreferences(_codecs("video/vp8", "video/rtx"))
         await self._apply(offer_sdp)
         check_sender(transceiver.sender)
         self._voice.sender = transceiver.sender
+        voice = self._voice
+        report_by(self.clock, transceiver.sender, rate=TICKS_PER_SECOND, origin=lambda: voice.rtp_origin)
         self._receiver = install(transceiver.receiver, self._deliver, on_fault=self._fault_in("the listener"))
         self._direct_others(transceiver)
+        if face is not None:
+            self._direct_face(face)
         if connection.sctp is not None:
             self._guard_channels(connection.sctp)
         if self._config.loopback_only or self._config.addresses:
@@ -350,18 +367,24 @@ class Peer:
             raise InputRefused(f"The offer cannot be answered ({detail}).") from error
 
     def _direct_others(self, voice: Any) -> None:
-        """Send the portrait where it is wanted and receive nothing else: a camera nobody reads would be decoded for
-        nothing, into a queue without a bound (aiortc#554)."""
+        """Receive nothing that nobody reads: it would be decoded for nothing, into a queue without a bound
+        (aiortc#554)."""
         for transceiver in self._connection.getTransceivers():
-            if transceiver is voice:
-                continue
-            transceiver.direction = "inactive"
-            wanted = transceiver.kind == "video" and transceiver._offerDirection in ("sendonly", "sendrecv")
-            if wanted and self._portrait is not None and self._face is None:
-                bound_vp8_bitrate()
-                self._face = PortraitTrack(self.clock, self._portrait)
-                transceiver.sender.replaceTrack(self._face)
-                transceiver.direction = "sendonly"
+            if transceiver is not voice:
+                transceiver.direction = "inactive"
+
+    def _direct_face(self, transceiver: Any) -> None:
+        """Send the face where it is wanted."""
+        if self._sight is None or transceiver._offerDirection not in ("sendonly", "sendrecv"):
+            return
+        track = self.video = VideoTrack(self.clock, self._sight.look, pool=self._sight.pool)
+        check_sender(transceiver.sender)
+        track.attach(transceiver.sender)
+        report_by(self.clock, transceiver.sender, rate=VIDEO_RATE, origin=lambda: track.rtp_origin)
+        if self._sight.shown:
+            track.show()
+        transceiver.sender.replaceTrack(track)
+        transceiver.direction = "sendonly"
 
     # Watching -------------------------------------------------------------------------------------------------------
 
@@ -504,8 +527,8 @@ class Peer:
             logger.warning("aiortc failed to close: %r", error)
             await _cut(self._connection)
         self._voice.stop()
-        if self._face is not None:
-            self._face.stop()
+        if self.video is not None:
+            self.video.stop()
 
 
 # Pieces -------------------------------------------------------------------------------------------------------------
@@ -621,9 +644,10 @@ def _own(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
-def _opus_only() -> list[Any]:
-    codecs: list[Any] = RTCRtpSender.getCapabilities("audio").codecs
-    return [codec for codec in codecs if codec.mimeType.lower() == "audio/opus"]
+def _codecs(*names: str) -> list[Any]:
+    """aiortc's capabilities of these names, such as "audio/opus", in their order."""
+    found = RTCRtpSender.getCapabilities(names[0].partition("/")[0]).codecs
+    return [codec for name in names for codec in found if codec.mimeType.lower() == name]
 
 
 def _channel(label: str, config: PeerConfig) -> Channel:

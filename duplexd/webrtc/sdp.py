@@ -25,6 +25,7 @@ OPUS_FORMAT = {"minptime": "10", "useinbandfec": "1"}
 
 _SECTION = re.compile(r"m=([a-z]+) ([0-9]{1,5}) ([A-Z/]+) (.+)")
 _OPUS = re.compile(r"a=rtpmap:([0-9]{1,3}) opus/48000", re.IGNORECASE)
+_VP8 = re.compile(r"a=rtpmap:[0-9]{1,3} VP8/90000", re.IGNORECASE)
 _ANSWERABLE = ("audio", "video", "application")
 _DIRECTIONS = ("a=sendrecv", "a=sendonly", "a=recvonly", "a=inactive")
 
@@ -44,6 +45,12 @@ def check_offer(sdp: object) -> None:
 def clean_offer(sdp: str) -> str:
     """The same offer without candidates that only cost time (module rules 2 and 3)."""
     return _join(line for line in sdp.splitlines() if not _is_dropped(line))
+
+
+def takes_vp8(sdp: str) -> bool:
+    """Whether the first video section of a checked offer knows VP8, the only one our pictures are sent as."""
+    video = next((section for section in _sections(sdp.splitlines()) if section[0].startswith("m=video")), [])
+    return any(_VP8.match(line) for line in video)
 
 
 def finish_answer(sdp: str, *, public_address: str = "") -> str:

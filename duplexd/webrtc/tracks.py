@@ -6,6 +6,9 @@
 3. After a stall of the loop at most `BURST_MAX` of old packets follow at once; the ticks before them are skipped, and
    pts goes on following the clock. Who fills `pull` sees the jump in its argument.
 4. The voice is `av.Packet`: aiortc sends it with the RTP timestamp origin + pts exactly, and uses no thread for it.
+5. Sender reports of all tracks say one and the same line from media time to wall time. aiortc's own say when the last
+   packet left: late by the encoder's time for a picture, and moved by every jump of the wall clock, both of which the
+   browser would mend by holding the voice back.
 """
 
 from __future__ import annotations
@@ -18,10 +21,19 @@ from typing import Any, TypeAlias
 import av
 import numpy as np
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
+from aiortc.rtp import RtcpSrPacket
 
 from duplexd import clock
 from duplexd.errors import ConfigError
-from duplexd.units import NANOS_PER_SECOND, TICKS_PER_MS, Nanos, Ticks, nanos_from_ticks, ticks_from_nanos
+from duplexd.units import (
+    NANOS_PER_SECOND,
+    TICKS_PER_MS,
+    TICKS_PER_SECOND,
+    Nanos,
+    Ticks,
+    nanos_from_ticks,
+    ticks_from_nanos,
+)
 from duplexd.webrtc.opus import VOICE_FRAME, VOICE_FRAME_TICKS, OpusEncoder, Pcm
 
 logger = logging.getLogger(__name__)
@@ -29,6 +41,7 @@ logger = logging.getLogger(__name__)
 Pull: TypeAlias = Callable[[Ticks], Pcm]  #: pts of a packet -> its int16 (480,) at 24 kHz
 
 BURST_MAX = Ticks(60 * TICKS_PER_MS)
+NTP_BEFORE_UNIX = 2_208_988_800  #: seconds from 1900 to 1970 (RFC 3550 §4)
 
 
 class MediaClock:
@@ -37,8 +50,12 @@ class MediaClock:
     The origin is the moment the first track asks: before that nobody could have been sent anything.
     """
 
-    def __init__(self, *, now: Callable[[], Nanos] = clock.now) -> None:
+    def __init__(
+        self, *, now: Callable[[], Nanos] = clock.now, wall_seconds: Callable[[], float] = clock.wall_seconds
+    ) -> None:
         self._now = now
+        self._wall_seconds = wall_seconds
+        self._wall_origin = 0.0  # seconds since 1970 at the origin; read once, so that its jumps move nothing
         self.origin: Nanos | None = None
 
     def now(self) -> Nanos:
@@ -47,6 +64,7 @@ class MediaClock:
     def begin(self) -> Nanos:
         if self.origin is None:
             self.origin = self._now()
+            self._wall_origin = self._wall_seconds()
         return self.origin
 
     def due(self, pts: Ticks) -> Nanos:
@@ -55,6 +73,12 @@ class MediaClock:
     def position(self, now: Nanos) -> Ticks:
         """The pts that is due at `now`."""
         return ticks_from_nanos(now - self.begin())
+
+    def ntp(self, pts: Ticks) -> int:
+        """NTP time at which a pts is due, 32.32 fixed point (RFC 3550 §4)."""
+        self.begin()
+        seconds = self._wall_origin + NTP_BEFORE_UNIX
+        return round(seconds * (1 << 32)) + pts * (1 << 32) // TICKS_PER_SECOND
 
     async def wait_until(self, due: Nanos) -> Nanos:
         """Returns the time it is then, `due` or later; an overdue moment does not yield to the loop."""
@@ -155,8 +179,8 @@ def check_sender(sender: Any) -> None:
         raise ConfigError(f"This aiortc has no {', '.join(missing)}; duplexd's send path knows aiortc 1.16.")
 
 
-def rtp_origin(sender: Any, pts: Ticks) -> int | None:
-    """RTP timestamp (u32) of pts 0, given the pts of the packet sent last; None if none was sent.
+def rtp_origin(sender: Any, pts: int) -> int | None:
+    """RTP timestamp (u32) of pts 0, given the pts, in RTP ticks, of the packet sent last; None if none was sent.
 
     aiortc adds a random origin and keeps it in a local variable; the timestamp it sent last it keeps in the sender.
     """
@@ -164,6 +188,33 @@ def rtp_origin(sender: Any, pts: Ticks) -> int | None:
         return None
     timestamp: int = sender._RTCRtpSender__rtp_timestamp
     return (timestamp - pts) & 0xFFFFFFFF
+
+
+def report_by(media_clock: MediaClock, sender: Any, *, rate: int, origin: Callable[[], int | None]) -> None:
+    """Make the sender reports of an aiortc sender say what time it is on the media clock, now (module rule 5).
+
+    Args:    rate: RTP ticks per second; origin: RTP timestamp of pts 0, None while unknown: no report is sent then,
+             because one without a true line would be believed. Raises ConfigError for an unknown aiortc.
+    """
+    if not hasattr(sender, "_send_rtcp") or not hasattr(sender, "_RTCRtpSender__lsr"):
+        raise ConfigError("This aiortc sends its reports elsewhere; duplexd's send path knows aiortc 1.16.")
+    send = sender._send_rtcp
+
+    async def mended(packets: list[Any]) -> None:
+        at, told = media_clock.position(media_clock.now()), []
+        for packet in packets:
+            if isinstance(packet, RtcpSrPacket):
+                first = origin()
+                if first is None:
+                    return
+                packet.sender_info.ntp_timestamp = media_clock.ntp(at)
+                packet.sender_info.rtp_timestamp = (first + at * rate // TICKS_PER_SECOND) & 0xFFFFFFFF
+                # By this the receiver's answer is known again, for the round trip.
+                sender._RTCRtpSender__lsr = (packet.sender_info.ntp_timestamp >> 16) & 0xFFFFFFFF
+            told.append(packet)
+        await send(told)
+
+    sender._send_rtcp = mended
 
 
 def round_trip_ms(sender: Any) -> float | None:

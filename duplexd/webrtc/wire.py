@@ -84,6 +84,12 @@ class Set(FromPage, frozen=True, tag="set"):
     speculation: bool | None = None  #: False: answer no turn before it has certainly ended
 
 
+class Seen(FromPage, frozen=True, tag="seen"):
+    """Whether anybody can see the page: no picture is made for a hidden one."""
+
+    on: bool
+
+
 class Ping(FromPage, frozen=True, tag="ping"):
     """Heartbeat, once a second on the fast channel; three seconds without one and the session is closed."""
 
@@ -97,7 +103,7 @@ class Played(FromPage, frozen=True, tag="played"):
     id: int
 
 
-PageMessage = Pos | Voice | Say | Image | Stop | Set | Ping | Played
+PageMessage = Pos | Voice | Say | Image | Stop | Set | Seen | Ping | Played
 
 
 class ToPage(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=False):

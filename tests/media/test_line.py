@@ -36,7 +36,9 @@ from duplexd.messages import (
     PublishChunk,
     ResumePlayback,
     TextArrived,
+    VoicePlaced,
     VoiceStarted,
+    VoiceStopped,
 )
 from duplexd.units import NANOS_PER_MS, Nanos, Span, Ticks, ms_from_nanos, ticks_from_ms, ticks_from_nanos
 
@@ -672,3 +674,105 @@ def test_frames_leave_with_pts_that_only_grow() -> None:
 
     assert scene.line.next_pts == ticks_from_ms(500)
     assert all(len(frame) * 2 == FRAME for frame in scene.frames)
+
+
+# What is seen -------------------------------------------------------------------------------------------------------
+
+
+def seen() -> Scene:
+    scene = Scene()
+    scene.line.begin_view()
+    return scene
+
+
+def places(scene: Scene) -> list[tuple[int, float, float]]:
+    """(epoch, position in ms, pts in ms) of every voice that was placed."""
+    return [(p.epoch, p.position / 48, p.pts / 48) for p in scene.take(VoicePlaced)]
+
+
+def stops(scene: Scene) -> list[tuple[int, float]]:
+    return [(s.epoch, s.pts / 48) for s in scene.take(VoiceStopped)]
+
+
+def test_a_voice_is_placed_once_where_it_enters_the_track() -> None:
+    scene = seen()
+    scene.run(100)
+    scene.publish(300, last=False)
+    scene.run(100)
+    scene.publish(300)
+    scene.run(700)
+
+    assert places(scene) == [(0, 0, 100)]
+    assert stops(scene) == []
+
+
+def test_a_voice_that_ran_dry_is_placed_anew() -> None:
+    """The second half comes 80 ms late: lips that went on by the first place would be 80 ms early."""
+    scene = seen()
+    scene.publish(200, last=False)
+    scene.run(280)
+    scene.publish(200)
+    scene.run(300)
+
+    assert places(scene) == [(0, 0, 0), (0, 200, 280)]
+
+
+def test_nobody_who_does_not_see_is_told() -> None:
+    scene = speaking()
+    scene.line.on_page_voice(1, at=Muted(scene.ear), now=scene.now)
+    scene.run(100)
+
+    assert places(scene) == []
+    assert stops(scene) == []
+
+
+def test_whoever_begins_to_see_in_the_middle_of_a_reply_is_told_where_it_stands() -> None:
+    scene = speaking()
+    scene.line.begin_view()
+    scene.run(100)
+
+    assert places(scene) == [(0, 500, 500)]
+
+
+def test_a_hold_stops_the_voice_and_a_resume_places_what_is_said_again() -> None:
+    """The ear was at 390 ms when the page muted itself; from there on it is said again, 100 ms later."""
+    scene = seen()
+    scene.publish(2000)
+    scene.run(500)
+    scene.clear()
+    scene.line.on_page_voice(1, at=Muted(scene.ear), now=scene.now)
+    assert stops(scene) == [(0, 500)]
+    scene.run(100)
+    assert places(scene) == []
+    scene.line.resume(ResumePlayback(SESSION, 1, Epoch(0)), scene.now)
+    scene.run(100)
+
+    assert places(scene) == [(0, 390, 600)]
+
+
+def test_a_hold_that_ends_before_the_next_frame_is_placed_all_the_same() -> None:
+    """Nothing was muted and nothing is said again: the pts go on, but the engine has been told of a stop."""
+    scene = seen()
+    scene.publish(2000)
+    scene.run(500)
+    scene.clear()
+    scene.line.on_page_voice(1, at=Muted(scene.line.next_pts), now=scene.now)
+    scene.line.resume(ResumePlayback(SESSION, 1, Epoch(0)), scene.now)
+    scene.run(60)
+
+    assert stops(scene) == [(0, 500)]
+    assert places(scene) == [(0, 500, 500)]
+
+
+def test_a_new_epoch_stops_the_voice_of_the_old_one_and_places_its_own() -> None:
+    scene = seen()
+    scene.publish(2000)
+    scene.run(500)
+    scene.clear()
+    scene.line.advance(AdvanceEpoch(SESSION, Epoch(1), Ticks(390 * 48), 0, scene.now))
+    scene.published = Ticks(390 * 48)
+    scene.publish(200, epoch=1)
+    scene.run(60)
+
+    assert stops(scene) == [(0, 500)]
+    assert places(scene) == [(1, 390, 500)]

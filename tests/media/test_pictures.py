@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplexd.media.pictures import PICTURE_FRAME, I420, Picture, Pictures
+from duplexd.media.pictures import I420, PICTURE_FRAME, Picture, Pictures
 from duplexd.units import Ticks
 
 FRAME = PICTURE_FRAME

@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,11 +29,12 @@ from duplexd.webrtc.peer import (
     MessageFault,
     Peer,
     PeerConfig,
+    Sight,
     _rtc_configuration,
     bind_addresses,
     guard_loop,
 )
-from duplexd.webrtc.video import portrait, still
+from duplexd.webrtc.video import Still, i420, portrait
 from tests.webrtc.client import TestClient, silence, tone
 
 RELIABLE, FAST = wire.RELIABLE_CHANNEL, wire.FAST_CHANNEL
@@ -186,8 +188,9 @@ def test_the_portrait_is_sent_and_a_camera_is_not_taken() -> None:
         await until(lambda: len(page.frames) >= 2, seconds=10)
         return [thread.name for thread in threading.enumerate() if thread.name.endswith("-decoder")]
 
-    host = Host(portrait=still(portrait()))
-    decoders = session(story, host=host, video="sendrecv")
+    with ThreadPoolExecutor(1) as pool:
+        host = Host(sight=Sight(Still(i420(portrait())), pool, shown=True))
+        decoders = session(story, host=host, video="sendrecv")
     video_section = host.answer_sdp[host.answer_sdp.index("m=video") :]
 
     assert "a=sendonly" in video_section
@@ -597,7 +600,7 @@ def test_a_fault_of_our_own_ends_its_session_with_its_name(which: str) -> None:
 @pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
 def test_twenty_sessions_leave_no_thread_task_or_descriptor(use_uvloop: bool) -> None:
     async def one(n: int) -> None:
-        host = Host(portrait=still(portrait(64)))
+        host = Host(sight=Sight(Still(i420(portrait(64))), pool, shown=True))
         page = await TestClient.connect(host.answer, mic=tone(440), video="recvonly")
         await page.hear(320)
         ends = [page.close(), host.peer.close("done")]
@@ -613,7 +616,8 @@ def test_twenty_sessions_leave_no_thread_task_or_descriptor(use_uvloop: bool) ->
             await one(n)
         return before, await _resources()
 
-    before, after = run_loop(run(), use_uvloop=use_uvloop)
+    with ThreadPoolExecutor(1) as pool:
+        before, after = run_loop(run(), use_uvloop=use_uvloop)
 
     assert before == after
 

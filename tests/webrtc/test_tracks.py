@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
 from aiortc import RTCPeerConnection
 from aiortc.mediastreams import MediaStreamError
+from aiortc.rtp import RtcpByePacket, RtcpSenderInfo, RtcpSrPacket
 
 from duplexd.errors import ConfigError
 from duplexd.units import NANOS_PER_MS, Nanos, Ticks
 from duplexd.webrtc.opus import EAR_RATE, VOICE_FRAME, OpusDecoder, Pcm
-from duplexd.webrtc.tracks import BURST_MAX, MediaClock, VoiceTrack, check_sender, next_pts, rtp_origin
+from duplexd.webrtc.tracks import (
+    BURST_MAX,
+    NTP_BEFORE_UNIX,
+    MediaClock,
+    VoiceTrack,
+    check_sender,
+    next_pts,
+    report_by,
+    rtp_origin,
+)
 
 FRAME = 960
 MS = NANOS_PER_MS
@@ -164,9 +175,74 @@ def test_the_rtp_origin_is_known_once_a_packet_has_left() -> None:
 def test_the_pinned_aiortc_still_has_the_counters_that_are_read() -> None:
     async def run() -> None:
         connection = RTCPeerConnection()
-        check_sender(connection.addTransceiver("audio").sender)
+        sender = connection.addTransceiver("audio").sender
+        check_sender(sender)
+        report_by(ManualClock(), sender, rate=48_000, origin=lambda: None)
         await connection.close()
 
     asyncio.run(run())
     with pytest.raises(ConfigError, match="rtp_timestamp"):
         check_sender(object())
+
+
+# Reports ------------------------------------------------------------------------------------------------------------
+
+
+class ReportingSender:
+    """aiortc's sender as `report_by` knows it."""
+
+    _RTCRtpSender__lsr: int | None = None
+
+    def __init__(self) -> None:
+        self.sent: list[list[Any]] = []
+
+    async def _send_rtcp(self, packets: list[Any]) -> None:
+        self.sent.append(packets)
+
+
+def reports(*, rate: int, origin: int | None, at_ms: int) -> tuple[ReportingSender, list[Any]]:
+    """One report, sent `at_ms` after the origin; aiortc believes its last packet left at NTP 77 with timestamp 5."""
+    media_clock = ManualClock()
+    media_clock._wall_seconds = lambda: 1000.5
+    media_clock.begin()
+    sender = ReportingSender()
+    report_by(media_clock, sender, rate=rate, origin=lambda: origin)
+    info = RtcpSenderInfo(ntp_timestamp=77, rtp_timestamp=5, packet_count=9, octet_count=99)
+    media_clock.time += at_ms * MS
+    asyncio.run(sender._send_rtcp([RtcpSrPacket(ssrc=1, sender_info=info)]))
+    return sender, sender.sent
+
+
+@pytest.mark.parametrize("rate", [48_000, 90_000], ids=["voice", "face"])
+@pytest.mark.parametrize("at_ms", [0, 20, 3_600_000])
+def test_every_track_reports_the_same_line_from_its_timestamps_to_wall_time(rate: int, at_ms: int) -> None:
+    """aiortc's own reports say when the last packet left: a picture's is late by its encoding, and the browser would
+    hold the voice back for it."""
+    sender, sent = reports(rate=rate, origin=2**32 - 3, at_ms=at_ms)
+    info = sent[0][0].sender_info
+
+    assert info.rtp_timestamp == (2**32 - 3 + at_ms * rate // 1000) % 2**32
+    assert info.ntp_timestamp / 2**32 == pytest.approx(NTP_BEFORE_UNIX + 1000.5 + at_ms / 1000, abs=1e-5)
+    assert (info.packet_count, info.octet_count) == (9, 99)
+    assert sender._RTCRtpSender__lsr == (info.ntp_timestamp >> 16) & 0xFFFFFFFF
+
+
+def test_no_report_is_sent_before_its_line_is_known_and_a_goodbye_always_is() -> None:
+    _, sent = reports(rate=48_000, origin=None, at_ms=100)
+    assert sent == []
+
+    sender = ReportingSender()
+    report_by(ManualClock(), sender, rate=48_000, origin=lambda: None)
+    goodbye = RtcpByePacket(sources=[1])
+    asyncio.run(sender._send_rtcp([goodbye]))
+
+    assert sender.sent == [[goodbye]]
+
+
+def test_a_jump_of_the_wall_clock_moves_no_report() -> None:
+    walls = iter([1000.0, 4000.0])
+    media_clock = ManualClock()
+    media_clock._wall_seconds = lambda: next(walls)
+    media_clock.begin()
+
+    assert media_clock.ntp(Ticks(96_000)) - media_clock.ntp(Ticks(48_000)) == 2**32

@@ -310,7 +310,7 @@ class RealtimeRoutes:
             pull_audio=visit.pull,
             on_message=visit.on_message,
             on_closed=closed,
-            portrait=self.frontend.portrait,
+            sight=self.frontend.still_sight(),
         )
         visit.peer, visit.call_id = peer, call_id
         visit.sinks.append(ChannelSink(lambda: visit.peer))
