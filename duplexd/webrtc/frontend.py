@@ -446,6 +446,7 @@ class Frontend:
         self.visits: dict[SessionId, Guest] = {}
         self.counts: Counter[str] = Counter()
         self._left: Counter[str] = Counter()  #: what the playouts of ended sessions counted
+        self._left_pictures: Counter[str] = Counter()  #: and their pictures
         self.loop_lag_ms: deque[float] = deque(maxlen=3000)  #: one a tick: the last minute
         self.reply_ms: deque[float] = deque(maxlen=1000)  #: end of a turn -> its answer is on its way
         self.advance_ms: deque[float] = deque(maxlen=1000)  #: decision of the engine -> old epoch flushed here
@@ -623,6 +624,7 @@ class Frontend:
         self.counts["sessions_ended"] += 1
         visit.cancel_timers()
         self._left.update(_playout_counts(visit))
+        self._left_pictures.update(_picture_counts(visit))
         self.supervisor.send(SessionClosed(visit.session, reason))
 
     def _close(self, visit: Guest, reason: str, *, linger: bool) -> None:
@@ -648,6 +650,18 @@ class Frontend:
         total = Counter(self._left)
         for visit in self.visits.values():
             total.update(_playout_counts(visit))
+        return total
+
+    @property
+    def view_count(self) -> int:
+        """How many people see a face now."""
+        return sum(isinstance(v, Visit) and v.view is not None and v.view.shown for v in self.visits.values())
+
+    def picture_counts(self) -> Counter[str]:
+        """What became of all frames of all sessions."""
+        total = Counter(self._left_pictures)
+        for visit in self.visits.values():
+            total.update(_picture_counts(visit))
         return total
 
     # The engine ---------------------------------------------------------------------------------------
@@ -734,6 +748,17 @@ class Frontend:
 def _playout_counts(visit: Guest) -> dict[str, int]:
     playout = visit.line.playout
     return {name: getattr(playout, name) for name in PLAYOUT_COUNTS}
+
+
+def _picture_counts(visit: Guest) -> dict[str, int]:
+    """Of the queue of frames, and of the track that sends them; both know how many they skipped."""
+    if not isinstance(visit, Visit) or visit.view is None:
+        return {}
+    counts: dict[str, int] = msgspec.structs.asdict(visit.view.pictures.counts)
+    if visit.peer is not None and visit.peer.video is not None:
+        track = visit.peer.video.counts
+        counts |= {"sent": track.sent, "repeated": track.repeated, "keyframes": track.keyframes, "faults": track.faults}
+    return counts
 
 
 def ice_server(text: str) -> IceServer:

@@ -183,6 +183,8 @@ class Server:
             values[f'engine_session_arena_bytes{{session="{held.session}"}}'] = float(held.arena)
             values[f'engine_session_host_bytes{{session="{held.session}"}}'] = float(held.host)
         values |= {f"frontend_{name}": float(value) for name, value in frontend.counts.items()}
+        values |= {f"frontend_pictures_{name}_total": float(n) for name, n in frontend.picture_counts().items()}
+        values["frontend_views"] = float(frontend.view_count)
         sent = playouts["sent_samples"]
         values |= {
             "frontend_sent_samples_total": float(sent),
