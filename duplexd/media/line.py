@@ -184,6 +184,7 @@ class Line:
         self._sent_at = Nanos(0)
         self._seen = False
         self._voicing: Epoch | None = None  #: of the sound the engine has been told the place of
+        self._placed: VoicePlaced | None = None  #: what it was told last
 
     def drain(self) -> list[Any]:
         """Facts for the engine and orders for the page, in order."""
@@ -420,7 +421,9 @@ class Line:
     # The engine ----------------------------------------------------------------------------------------------------
 
     def publish(self, news: PublishChunk, pcm: Pcm) -> bool:
-        return self.playout.publish(epoch=news.epoch, span=news.span, pcm=pcm, last=news.last)
+        accepted = self.playout.publish(epoch=news.epoch, span=news.span, pcm=pcm, last=news.last)
+        self._foresee_voice()
+        return accepted
 
     def advance(self, news: AdvanceEpoch) -> None:
         if news.epoch > self.playout.epoch:
@@ -446,6 +449,7 @@ class Line:
     def _resume(self, now: Nanos) -> None:
         assert self.hold is not None
         self.playout.resume(self.hold.position)
+        self._foresee_voice()
         self._out.append(ResumeOrder(self.hold.hold, self.playout.epoch, self.next_pts))
         self._rest_until = Nanos(now + REHOLD_AFTER)
         self.hold = self._waiting_voice = None
@@ -483,17 +487,28 @@ class Line:
     def end_view(self) -> None:
         self._seen, self._voicing = False, None
 
+    def _foresee_voice(self) -> None:
+        """Sound that has just come enters the track with the next frame: the face is told up to 20 ms earlier so."""
+        entry = self.playout.coming(self.next_pts) if self._seen else None
+        if entry is not None:
+            self._tell_place(entry)
+
     def _place_voice(self, pts: int) -> None:
         """What entered the track with the frame at `pts`; also what plays on there and the engine does not know of."""
         if not self._seen:
             return
         placed = self.playout.placed
         if not placed and self._voicing is None:
-            playing: Entry | None = self.playout.playing(pts)
+            playing = self.playout.playing(pts)
             placed = [playing] if playing is not None else []
         for entry in placed:
-            self._voicing = entry.epoch
-            self._out.append(VoicePlaced(self.session, entry.epoch, entry.position, Ticks(entry.pts)))
+            self._tell_place(entry)
+
+    def _tell_place(self, entry: Entry) -> None:
+        fact = VoicePlaced(self.session, entry.epoch, entry.position, Ticks(entry.pts))
+        if self._voicing is None or fact != self._placed:
+            self._out.append(fact)
+        self._voicing, self._placed = entry.epoch, fact
 
     def _stop_voice(self) -> None:
         """Nothing of the sound that plays is sent from the next frame on."""

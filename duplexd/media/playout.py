@@ -254,6 +254,16 @@ class Playout:
         """Nothing is queued: only silence goes out."""
         return not self._queue
 
+    def coming(self, pts: int) -> Entry | None:
+        """What the next `pull`, at `pts`, will put where it does not follow what was there; None for nothing. O(1)."""
+        if self.held or not self._queue:
+            return None
+        piece = self._queue[0]
+        last = self._log[-1] if self._log else None
+        if last and last.end == pts and last.epoch == piece.epoch and last.position + last.length == piece.start:
+            return None
+        return Entry(pts, len(piece.pcm) * self._ticks_per_sample, piece.epoch, piece.start)
+
     def playing(self, pts: int) -> Entry | None:
         """The content at `pts` itself and what follows it; None for silence. O(1)."""
         last = self._log[-1] if self._log else None

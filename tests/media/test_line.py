@@ -776,3 +776,25 @@ def test_a_new_epoch_stops_the_voice_of_the_old_one_and_places_its_own() -> None
 
     assert stops(scene) == [(0, 500)]
     assert places(scene) == [(1, 390, 500)]
+
+
+def test_the_place_of_a_voice_is_told_before_it_enters_the_track() -> None:
+    """The face needs every millisecond: the next frame will carry what has just come."""
+    scene = seen()
+    scene.run(100)
+    scene.publish(300)
+    assert places(scene) == [(0, 0, 100)]
+    scene.run(300)
+
+    assert places(scene) == [(0, 0, 100)]
+
+
+def test_a_place_that_was_foreseen_and_came_otherwise_is_told_again() -> None:
+    """The loop stalls: the transport skips 200 ms, and the first sound stands there."""
+    scene = seen()
+    scene.run(100)
+    scene.publish(300)
+    scene.at += 200
+    scene.run(100)
+
+    assert places(scene) == [(0, 0, 100), (0, 0, 300)]

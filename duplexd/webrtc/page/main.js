@@ -336,6 +336,7 @@ window.duplexd = {
   latencies, events, connect, disconnect, say,
   stop: () => session?.stop(),
   speculate: (on) => session?.setSpeculation(on),
+  stats: async () => [...((await session?.pc.getStats())?.values() ?? [])],
 };
 
 wire();

@@ -1,0 +1,194 @@
+"""What a person sees: frames that arrive, lips against voice, and the mouth of somebody who was interrupted.
+
+The word clock is the instrument: each of its words is a tone, and its face flashes white exactly while a tone sounds.
+
+    skew = when a flash is shown - when its tone is heard        (+ : the voice is ahead of the picture)
+
+1. A tone is timed at the loudspeaker (tap.py), a flash by `requestVideoFrameCallback`: when the frame is due on the
+   screen. Both lie on the host's clock.
+2. Levels are read from the picture itself, so a frame that was decoded but shows something else does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from duplexd.bench.stage import Stage, percentile
+from duplexd.bench.tap import Recording
+from duplexd.media import tones
+from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
+
+WHITE = 150  #: luma above this is a flash: the clock's face is 60 or 235
+PAIR_WITHIN = Nanos(240 * NANOS_PER_MS)  #: half of the clock's word: a tone and a flash further apart belong to others
+FRAMES_PER_SECOND = 25
+TONE_MIN_MS = 100  #: shorter pieces are ends of tones that were cut
+SPEAK_LIMIT_S = 10.0
+
+#: Keeps when each shown frame was due on the screen (ms of performance.now), its RTP timestamp and its middle's luma.
+_WATCH = """() => {
+    const video = document.getElementById("video");
+    const pen = new OffscreenCanvas(16, 16).getContext("2d", { willReadFrequently: true });
+    window.framesSeen = [];
+    const step = (now, { expectedDisplayTime, rtpTimestamp }) => {
+        pen.drawImage(video, 0, 0, 16, 16);
+        const [red, green, blue] = pen.getImageData(8, 8, 1, 1).data;
+        framesSeen.push([expectedDisplayTime, rtpTimestamp, 0.299 * red + 0.587 * green + 0.114 * blue]);
+        if (framesSeen.length > 60_000) framesSeen.splice(0, 30_000);
+        video.requestVideoFrameCallback(step);
+    };
+    video.requestVideoFrameCallback(step);
+}"""
+
+_INBOUND = """async () => {
+    const report = (await window.duplexd.stats()).find((s) => s.type === "inbound-rtp" && s.kind === "video");
+    return report ?? null;
+}"""
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """One frame on the screen."""
+
+    at: Nanos
+    rtp: int  #: u32, 90 kHz
+    luma: float  #: of its middle, 0..255
+
+    @property
+    def is_white(self) -> bool:
+        return self.luma > WHITE
+
+
+class Eye:
+    """Looks at the character's picture on a stage's page."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    async def open(self) -> None:
+        await self._stage.page.evaluate(_WATCH)
+
+    async def shown(self, *, since: Nanos = Nanos(0)) -> list[Shown]:
+        seen = await self._stage.page.evaluate("window.framesSeen")
+        frames = [Shown(self._stage.clock.time_of(at), int(rtp or 0), luma) for at, rtp, luma in seen]
+        return [frame for frame in frames if frame.at >= since]
+
+    async def inbound(self) -> dict[str, Any]:
+        """The browser's own count of the video stream; empty while there is none."""
+        return dict(await self._stage.page.evaluate(_INBOUND) or {})
+
+
+def flashes(frames: list[Shown]) -> list[Nanos]:
+    """When the picture turned white."""
+    return [now.at for before, now in pairwise(frames) if now.is_white and not before.is_white]
+
+
+def tones_heard(heard: Recording, *, after: Nanos, before: Nanos) -> list[Nanos]:
+    """When each whole tone began at the loudspeaker."""
+    first, _ = heard.between(after, before)
+    words = tones.decode(heard.part(after, before), heard.rate)
+    whole = [word for word in words if word.samples_count * 1000 >= TONE_MIN_MS * heard.rate]
+    return [heard.time_of(first + word.start_sample) for word in whole]
+
+
+def skews_ms(heard: list[Nanos], seen: list[Nanos]) -> list[float]:
+    """Of each tone against the flash that is nearest to it, if that can be its own."""
+    found = []
+    for tone in heard:
+        nearest = min(seen, key=lambda flash: abs(flash - tone), default=None)
+        if nearest is not None and abs(nearest - tone) <= PAIR_WITHIN:
+            found.append((nearest - tone) / NANOS_PER_MS)
+    return found
+
+
+# The bench ------------------------------------------------------------------------------------------------------------
+
+
+async def speak(stage: Stage, text: str = "Go on.") -> Nanos:
+    """A typed turn; returns when its answer could be heard."""
+    await stage.type(text)
+    await stage.wait_for("speaking", limit_s=SPEAK_LIMIT_S)
+    return stage.heard().end
+
+
+class Skews(msgspec.Struct, frozen=True):
+    """Of some replies of the clock."""
+
+    each_ms: tuple[float, ...]
+    tones: int  #: how many whole tones were heard
+
+    @property
+    def p05(self) -> float | None:
+        return percentile(list(self.each_ms), 0.05)
+
+    @property
+    def p95(self) -> float | None:
+        return percentile(list(self.each_ms), 0.95)
+
+
+async def measure_skew(stage: Stage, eye: Eye, *, replies: int) -> Skews:
+    """Replies heard to their end, tone by tone."""
+    each: list[float] = []
+    count = 0
+    for _ in range(replies):
+        begun = await speak(stage)
+        await stage.wait_for("listening", limit_s=30)
+        await asyncio.sleep(0.5)
+        heard = stage.heard()
+        words = tones_heard(heard, after=begun, before=heard.end)
+        each += skews_ms(words, flashes(await eye.shown(since=begun)))
+        count += len(words)
+    return Skews(tuple(each), count)
+
+
+async def measure_stops(stage: Stage, eye: Eye, *, count: int) -> list[float]:
+    """Milliseconds from a stop to the last frame in which the mouth moved: the clock's last white frame.
+
+    Each stop falls elsewhere in a word, so that some fall into tones and some between them.
+    """
+    found: list[float] = []
+    for index in range(count):
+        await speak(stage)
+        await asyncio.sleep(0.8 + 0.11 * index)
+        at = stage.clock.time_of(await stage.page.evaluate("(window.duplexd.stop(), performance.now())"))
+        await asyncio.sleep(1.5)
+        white = [frame.at for frame in await eye.shown(since=at) if frame.is_white]
+        found.append((white[-1] - at) / NANOS_PER_MS if white else 0.0)
+    return found
+
+
+async def measure_frames(eye: Eye, *, seconds: float) -> dict[str, float]:
+    """What arrived of 25 frames a second, by the browser's own count."""
+    before = await eye.inbound()
+    await asyncio.sleep(seconds)
+    after = await eye.inbound()
+    names = ("framesReceived", "framesDecoded", "framesDropped", "freezeCount", "bytesReceived", "pliCount", "nackCount")
+    counts = {name: float(after.get(name, 0) - before.get(name, 0)) for name in names}
+    span = (after["timestamp"] - before["timestamp"]) / 1000
+    return counts | {"seconds": span, "fps": counts["framesReceived"] / span}
+
+
+async def bench(*, replies: int = 4, stops: int = 12) -> dict[str, Any]:
+    """Figures of the clock's face in Chromium; see `docs/face.md` for what they mean."""
+    async with Stage("--model", "clock", query="auto=1&mic=0") as stage:
+        eye = Eye(stage)
+        await eye.open()
+        await asyncio.sleep(3)
+        idle = await measure_frames(eye, seconds=5)
+        skews = await measure_skew(stage, eye, replies=replies)
+        stopped = await measure_stops(stage, eye, count=stops)
+        stage.require_whole_recordings()
+        return {
+            "client": stage.client(),
+            "fps_received": round(idle["fps"], 2),
+            "freezes": idle["freezeCount"],
+            "kbit_per_s": round(idle["bytesReceived"] * 8 / 1000 / idle["seconds"], 1),
+            "skew_ms": {"p05": skews.p05, "p95": skews.p95, "tones": skews.tones, "paired": len(skews.each_ms)},
+            "mouth_stop_ms": {"p50": percentile(stopped, 0.5), "p95": percentile(stopped, 0.95), "count": len(stopped)},
+        }
+
+
+def seconds_of(nanos: Nanos) -> float:
+    return nanos / NANOS_PER_SECOND
