@@ -164,7 +164,15 @@ async def measure_frames(eye: Eye, *, seconds: float) -> dict[str, float]:
     before = await eye.inbound()
     await asyncio.sleep(seconds)
     after = await eye.inbound()
-    names = ("framesReceived", "framesDecoded", "framesDropped", "freezeCount", "bytesReceived", "pliCount", "nackCount")
+    names = (
+        "framesReceived",
+        "framesDecoded",
+        "framesDropped",
+        "freezeCount",
+        "bytesReceived",
+        "pliCount",
+        "nackCount",
+    )
     counts = {name: float(after.get(name, 0) - before.get(name, 0)) for name in names}
     span = (after["timestamp"] - before["timestamp"]) / 1000
     return counts | {"seconds": span, "fps": counts["framesReceived"] / span}

@@ -245,6 +245,10 @@ class Visit:
                 if self.view is not None:
                     self.view.page_is_seen = message.on
                     self._tick_view(now)
+            case wire.Picture():
+                self._on_picture(message)
+            case wire.Camera():
+                pass
             case wire.Played():
                 for handle in self._repeats.pop(message.id, ()):
                     handle.cancel()
@@ -265,6 +269,12 @@ class Visit:
             self.line.set_echo_cancellation(message.echo_cancellation)
         changed = SettingChanged(self.session, message.barge_in, message.echo_cancellation, message.speculation)
         self._owner.supervisor.send(changed)
+
+    def _on_picture(self, message: wire.Picture) -> None:
+        if self.view is not None:
+            self.view.counted = message
+            if message.skew_ms is not None:
+                self._owner.skew_ms.append(message.skew_ms)
 
     def _on_pos(self, message: wire.Pos, now: Nanos) -> None:
         if message.hold:
@@ -449,6 +459,7 @@ class Frontend:
         self._left_pictures: Counter[str] = Counter()  #: and their pictures
         self.loop_lag_ms: deque[float] = deque(maxlen=3000)  #: one a tick: the last minute
         self.reply_ms: deque[float] = deque(maxlen=1000)  #: end of a turn -> its answer is on its way
+        self.skew_ms: deque[float] = deque(maxlen=1000)  #: voice ahead of the picture, as browsers know it
         self.advance_ms: deque[float] = deque(maxlen=1000)  #: decision of the engine -> old epoch flushed here
         self.closing = ""
         self._last_session = 0
@@ -758,6 +769,9 @@ def _picture_counts(visit: Guest) -> dict[str, int]:
     if visit.peer is not None and visit.peer.video is not None:
         track = visit.peer.video.counts
         counts |= {"sent": track.sent, "repeated": track.repeated, "keyframes": track.keyframes, "faults": track.faults}
+    page = visit.view.counted
+    if page is not None:
+        counts |= {"received": page.received, "dropped": page.dropped, "freezes": page.freezes}
     return counts
 
 

@@ -16,11 +16,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from duplexd.ids import SessionId
+from duplexd.media import pictures
 from duplexd.media.line import Line
-from duplexd.media.pictures import PICTURE_FRAME, Picture, Pictures
+from duplexd.media.pictures import PICTURE_FRAME, Pictures
 from duplexd.messages import CutFrames, FramesSent, PictureShortage, PublishFrames, ViewEnded, ViewStarted
 from duplexd.units import NANOS_PER_SECOND, TICKS_PER_MS, Nanos, Ticks
 from duplexd.webrtc.video import VideoTrack
+from duplexd.webrtc.wire import Picture
 
 TOLD_EVERY = Ticks(80 * TICKS_PER_MS)
 JUDGED_EVERY = Nanos(2 * NANOS_PER_SECOND)
@@ -37,6 +39,7 @@ class View:
         self.pictures = Pictures()
         self.page_is_seen = True  #: until the page says that it is hidden
         self.shown = False
+        self.counted: Picture | None = None  #: what the page counted of it last
         self._session = session
         self._line = line
         self._tell = tell
@@ -46,7 +49,7 @@ class View:
 
     # The track --------------------------------------------------------------------------------------------------------
 
-    def look(self, pts: Ticks) -> Picture | None:
+    def look(self, pts: Ticks) -> pictures.Picture | None:
         """What is new at a tick of the track."""
         picture = self.pictures.pull(pts)
         if pts + PICTURE_FRAME - self._told >= TOLD_EVERY:

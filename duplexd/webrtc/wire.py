@@ -90,6 +90,22 @@ class Seen(FromPage, frozen=True, tag="seen"):
     on: bool
 
 
+class Picture(FromPage, frozen=True, tag="picture"):
+    """What the browser counts of the character's picture, every two seconds; totals since the page connected."""
+
+    received: int
+    decoded: int
+    dropped: int
+    freezes: int
+    skew_ms: float | None = None  #: how far the voice is ahead of the picture; None: the browser does not know yet
+
+
+class Camera(FromPage, frozen=True, tag="camera"):
+    """The person has switched the camera on or off."""
+
+    on: bool
+
+
 class Ping(FromPage, frozen=True, tag="ping"):
     """Heartbeat, once a second on the fast channel; three seconds without one and the session is closed."""
 
@@ -103,7 +119,7 @@ class Played(FromPage, frozen=True, tag="played"):
     id: int
 
 
-PageMessage = Pos | Voice | Say | Image | Stop | Set | Seen | Ping | Played
+PageMessage = Pos | Voice | Say | Image | Stop | Set | Seen | Picture | Camera | Ping | Played
 
 
 class ToPage(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=False):
@@ -117,6 +133,7 @@ class Ready(ToPage, frozen=True, tag="ready"):
     barge_in: bool
     takes: tuple[str, ...]  #: modalities the model reads: "audio", "text", "image"
     cut: str  #: how finely the character can be interrupted: "at_cursor" or "end_of_chunk"
+    camera: bool = False  #: whether the character would look at the person
 
 
 class Hold(ToPage, frozen=True, tag="hold"):

@@ -27,6 +27,16 @@ export const HELP = {
     text: "The session goes on: you can listen and type. When a microphone is there again, it is taken by itself.",
     offer: [],
   },
+  "camera-denied": {
+    title: "The camera is not allowed",
+    text: "The browser or the system refused the camera for this page. Allow it in the site settings beside the address, then press the camera button again. The conversation goes on without it.",
+    offer: [],
+  },
+  "no-camera": {
+    title: "No camera can be opened",
+    text: "None is plugged in, or another program uses it. The conversation goes on without it.",
+    offer: [],
+  },
   autoplay: {
     title: "The browser waits for you before it plays sound",
     text: "Tap the button to hear. Until then nothing counts as heard.",

@@ -13,7 +13,7 @@ const EVENTS_MAX = 2000;
 const LOG_LINES_MAX = 200;
 const LATENCIES_MAX = 200;
 const FRAME_MS = 20; // and the rest of the screen's own frame
-const QUIET_EVENTS = new Set(["meter", "pong", "cursor", "words", "user", "heard"]); // too many for a log meant to be read
+const QUIET_EVENTS = new Set(["meter", "sight", "pong", "cursor", "words", "user", "heard"]); // too many for a log meant to be read
 const STATE_TEXT = {
   idle: "Not connected", connecting: "Connecting", ready: "Connected", listening: "Listening", thinking: "Thinking",
   speaking: "Speaking", held: "Paused, listening to you",
@@ -44,7 +44,8 @@ const clock = () => performance.timeOrigin + performance.now();
 // -- what happened ----------------------------------------------------------------------------------------------------
 
 function record(kind, detail = {}) {
-  if (kind === "meter") return;
+  if (kind === "meter" || kind === "sight") return; // too many, and shown elsewhere
+  if (kind === "camera") detail = { on: Boolean(detail.stream) };
   events.push({ ...detail, kind, clock: clock() }); // a message's own `t` is its type
   if (events.length > EVENTS_MAX) events.shift();
   if (!QUIET_EVENTS.has(kind) && $("log").open) addLine(events.at(-1));
@@ -62,6 +63,8 @@ function addLine({ clock: when, kind, t, ...detail }) {
 const handlers = {
   meter: ({ micDb, remoteDb }) => showLevels(micDb, remoteDb),
   ready: ({ model, takes, barge_in }) => onReady(model, takes, barge_in),
+  sight: (figures) => showSight(figures),
+  camera: ({ stream }) => showSelf(stream),
   state: ({ state }) => setState(state),
   user: (message) => show(transcript.user(message)),
   reply: (message) => show(transcript.reply(message)),
@@ -91,6 +94,7 @@ function onReady(model, takes, bargeIn) {
   $("barge-in").checked = bargeIn && options.bargeIn;
   $("text").placeholder = takes.includes("text") ? "Type a message" : "This model reads no text";
   setState("listening");
+  $("camera").hidden = !session?.takesCamera;
   if (session?.microphone && !takes.includes("audio")) notice({ title: "This model does not listen", text: "It reads text only.", offer: [] });
 }
 
@@ -189,9 +193,25 @@ function quiet() {
   $("hear").hidden = true;
   $("rtt").hidden = true;
   $("video").hidden = true;
+  $("picture").hidden = true;
+  showSelf(null);
   showLevels(-100, -100);
   $("mic").setAttribute("aria-pressed", "false");
   $("mic").querySelector(".label").textContent = "Mute";
+}
+
+function showSight({ fps, received, decoded, dropped, freezes, kbit, skewMs }) {
+  $("picture").hidden = false;
+  const texts = { fps: fps.toFixed(1), received, decoded, dropped, freezes, rate: `${Math.round(kbit)} kbit/s` };
+  for (const [name, text] of Object.entries(texts)) $(`picture-${name}`).textContent = text;
+  $("picture-skew").textContent = skewMs === null ? "–" : `${Math.round(skewMs)} ms`;
+}
+
+function showSelf(stream) {
+  $("self").srcObject = stream;
+  $("self").hidden = !stream;
+  $("camera").setAttribute("aria-pressed", String(Boolean(stream)));
+  if (stream) $("self").play().catch(() => {});
 }
 
 /** -60..-15 dBFS becomes 0..1. */
@@ -296,6 +316,20 @@ function toggleMicrophone() {
   $("mic").querySelector(".label").textContent = muted ? "Unmute" : "Mute";
 }
 
+async function toggleCamera() {
+  const mine = session;
+  if ($("camera").getAttribute("aria-pressed") === "true") return mine.closeCamera();
+  $("camera").disabled = true;
+  try {
+    await mine.openCamera();
+  } catch (error) {
+    help(error.name === "NotAllowedError" ? "camera-denied" : "no-camera", `${error.name}: ${error.message}`);
+  } finally {
+    $("camera").disabled = false;
+  }
+  return undefined;
+}
+
 async function changeEchoCancellation() {
   options.aec = $("aec").checked;
   try {
@@ -312,6 +346,7 @@ function wire() {
   $("dismiss").onclick = hideNotice;
   $("leave").onclick = disconnect;
   $("mic").onclick = toggleMicrophone;
+  $("camera").onclick = toggleCamera;
   $("stop").onclick = () => session?.stop();
   $("hear").onclick = () => session?.play();
   $("barge-in").onchange = () => { options.bargeIn = $("barge-in").checked; session?.setBargeIn(options.bargeIn); };
@@ -332,6 +367,8 @@ window.duplexd = {
   get cursor() { return cursor.last && { ...cursor.last, shown: cursor.shown }; },
   get muted() { return session?.gate.muted ?? false; },
   get position() { return session?.position() ?? null; },
+  get sight() { return session?.sight.figures ?? null; },
+  get camera() { return session?.takesCamera ?? false; },
   transcript: () => transcript.snapshot(),
   latencies, events, connect, disconnect, say,
   stop: () => session?.stop(),

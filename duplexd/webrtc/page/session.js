@@ -5,12 +5,14 @@ import { Gate } from "./gate.js";
 import { Trouble, refusalCode } from "./help.js";
 import { Ears, cancelsEcho, openMicrophone, stopAll } from "./microphone.js";
 import { DelayMeter, ageMs, passed } from "./position.js";
+import { SightMeter, openCamera, slowDown } from "./sight.js";
 import { Timers } from "./timers.js";
 
 const REPEATS_MS = [20, 60]; // after the first at once: one of three arrives even on a bad path
 const MEDIA_PATH_MS = 15_000;
 const SILENCE_MAX_MS = 6_000; // pings unanswered for so long: the server is gone
 const GATHER_MAX_MS = 1_500;
+const SIGHT_EVERY_MS = 2_000;
 const FAST_BACKLOG_MAX = 16_384; // bytes; a position report that waits is worth nothing, so it is dropped
 
 /** @param {string} token without it a daemon that asks for one names no TURN server */
@@ -40,6 +42,8 @@ export class Session {
     this.options = options;
     this.timers = new Timers();
     this.delays = new DelayMeter();
+    this.sight = new SightMeter();
+    this.camera = null;
     this.gate = new Gate({
       setMuted: (muted) => this.setMuted(muted),
       position: () => this.position(),
@@ -62,6 +66,7 @@ export class Session {
     this.closeUrl = null;
     this.ownMute = false;
     this.deviceChange = () => this.onDeviceChange();
+    this.visibility = () => this.tellSeen();
   }
 
   // -- connecting ----------------------------------------------------------------------------------------------------
@@ -105,7 +110,8 @@ export class Session {
     this.pc.ontrack = (event) => this.onTrack(event);
     const track = this.microphone?.getAudioTracks()[0];
     this.voice = this.pc.addTransceiver(track ?? "audio", { direction: track ? "sendrecv" : "recvonly" });
-    this.pc.addTransceiver("video", { direction: "recvonly" });
+    // Both ways from the start, so that a camera needs no new offer; whether it may be sent is for the answer to say.
+    this.face = this.pc.addTransceiver("video", { direction: "sendrecv" });
     this.reliable = this.channel("duplexd", { ordered: true });
     this.fast = this.channel("duplexd-fast", { ordered: false, maxRetransmits: 0 });
   }
@@ -164,6 +170,9 @@ export class Session {
     this.timers.every(100, () => this.report());
     this.timers.every(200, () => this.readStats());
     this.timers.every(1000, () => this.ping());
+    this.timers.every(SIGHT_EVERY_MS, () => this.reportSight());
+    document.addEventListener("visibilitychange", this.visibility);
+    if (document.visibilityState === "hidden") this.tellSeen();
     const settings = { t: "set", barge_in: this.options.bargeIn };
     if (this.microphone) settings.echo_cancellation = cancelsEcho(this.microphone.getAudioTracks()[0]);
     this.send(settings);
@@ -220,6 +229,7 @@ export class Session {
     if (!this.receiver || this.closed) return;
     const stats = await this.pc.getStats();
     this.delays.take(stats.values());
+    this.sight.take(stats.values());
   }
 
   // -- sending -------------------------------------------------------------------------------------------------------
@@ -248,6 +258,19 @@ export class Session {
     const { muted, epoch } = this.gate;
     const buffer_ms = round(this.delays.bufferMs);
     this.sendFast({ t: "pos", ...(at ?? { rtp: 0, age_ms: 0 }), buffer_ms, muted, epoch, hold, silent: this.silent });
+  }
+
+  /** No picture is made for a page that nobody sees. */
+  tellSeen() {
+    this.send({ t: "seen", on: document.visibilityState !== "hidden" });
+  }
+
+  reportSight() {
+    const figures = this.sight.figures;
+    if (!figures) return;
+    const { received, decoded, dropped, freezes, skewMs } = figures;
+    this.sendFast({ t: "picture", received, decoded, dropped, freezes, skew_ms: skewMs === null ? null : round(skewMs) });
+    this.on("sight", figures);
   }
 
   ping() {
@@ -367,6 +390,34 @@ export class Session {
     this.send({ t: "set", speculation: on });
   }
 
+  /** Whether the server takes a camera. */
+  get takesCamera() {
+    return Boolean(this.ready?.camera) && (this.face?.currentDirection ?? "").startsWith("send");
+  }
+
+  /** Lets the character see the person; raises the browser's own error when there is no camera. */
+  async openCamera() {
+    const stream = await openCamera();
+    if (this.closed) return stopAll(stream);
+    const [track] = stream.getVideoTracks();
+    track.onended = () => this.closeCamera();
+    this.camera = stream;
+    await this.face.sender.replaceTrack(track);
+    await slowDown(this.face.sender, track);
+    this.send({ t: "camera", on: true });
+    this.on("camera", { stream });
+    return undefined;
+  }
+
+  closeCamera() {
+    if (!this.camera) return;
+    stopAll(this.camera);
+    this.camera = null;
+    this.face.sender.replaceTrack(null).catch(() => {}); // closed meanwhile
+    this.send({ t: "camera", on: false });
+    this.on("camera", { stream: null });
+  }
+
   muteMicrophone(muted) {
     this.micMuted = muted;
     this.ears.mute(muted);
@@ -433,9 +484,12 @@ export class Session {
     this.settle?.reject(new Trouble("closed", reason)); // nothing happens where it has been settled before
     this.hangUp();
     navigator.mediaDevices?.removeEventListener("devicechange", this.deviceChange);
+    document.removeEventListener("visibilitychange", this.visibility);
     this.ears.close();
     this.timers.close();
     if (this.microphone) stopAll(this.microphone);
+    if (this.camera) stopAll(this.camera);
+    this.camera = null;
     this.pc?.close();
     this.audio.srcObject = null;
     this.video.srcObject = null;
