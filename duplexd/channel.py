@@ -7,7 +7,7 @@
 3. A peer that does not read is bounded: beyond `backlog_max` packets `send` raises ChannelFull.
 4. End of file is the signal that the other process is gone: `receive` raises ChannelClosed.
 
-    | input slots: int16 at 16 kHz ... | output slots: int16 at the model's rate ... |
+    | input slots: int16 at 16 kHz ... | output slots: int16 at the model's rate ... | picture slots: I420 ... |
 """
 
 from __future__ import annotations
@@ -95,16 +95,24 @@ class Channel:
 
 
 class MediaShape(msgspec.Struct, frozen=True):
-    """Slots of the shared memory; counts bound what is in flight, samples bound one block and one chunk."""
+    """Slots of the shared memory; counts bound what is in flight, samples bound one block and one chunk, bytes the
+    frames of one slot of pictures.
+    """
 
     in_slots: int
     in_samples: int
     out_slots: int
     out_samples: int
+    picture_slots: int = 0
+    picture_bytes: int = 0
+
+    @property
+    def sound_bytes(self) -> int:
+        return 2 * (self.in_slots * self.in_samples + self.out_slots * self.out_samples)
 
     @property
     def nbytes(self) -> int:
-        return 2 * (self.in_slots * self.in_samples + self.out_slots * self.out_samples)
+        return self.sound_bytes + self.picture_slots * self.picture_bytes
 
 
 class SharedMedia:
@@ -114,10 +122,12 @@ class SharedMedia:
         self.shape = shape
         self.fd = fd
         self._map = mmap.mmap(fd, shape.nbytes)
-        flat = np.frombuffer(self._map, dtype=np.int16)
+        flat = np.frombuffer(self._map, dtype=np.int16, count=shape.sound_bytes // 2)
         border = shape.in_slots * shape.in_samples
         self._in = flat[:border].reshape(shape.in_slots, shape.in_samples)
         self._out = flat[border:].reshape(shape.out_slots, shape.out_samples)
+        pictures = np.frombuffer(self._map, dtype=np.uint8, offset=shape.sound_bytes)
+        self._pictures = pictures.reshape(shape.picture_slots, shape.picture_bytes)
 
     @classmethod
     def create(cls, shape: MediaShape) -> SharedMedia:
@@ -137,6 +147,15 @@ class SharedMedia:
             raise ValueError(f"a chunk of {len(pcm)} samples exceeds a slot of {self.shape.out_samples}")
         self._out[slot, : len(pcm)] = pcm
 
+    def write_picture(self, slot: int, at: int, picture: NDArray[np.uint8]) -> None:
+        """Frame number `at` of a picture slot: I420, uint8 (height * 3 / 2, width). All frames of a slot are of one
+        size.
+        """
+        first, stop = at * picture.size, (at + 1) * picture.size
+        if stop > self.shape.picture_bytes:
+            raise ValueError(f"frame {at} of {picture.size} bytes exceeds a slot of {self.shape.picture_bytes}")
+        self._pictures[slot, first:stop] = picture.reshape(-1)
+
     # The front end's side.
 
     def write_input(self, slot: int, pcm: NDArray[np.int16]) -> None:
@@ -146,7 +165,12 @@ class SharedMedia:
         """A copy: the slot is free afterwards."""
         return self._out[slot, :samples].copy()
 
+    def read_pictures(self, slot: int, count: int, *, width: int, height: int) -> NDArray[np.uint8]:
+        """A copy of the first frames of a slot, I420, uint8 (count, height * 3 / 2, width): the slot is free then."""
+        rows = height * 3 // 2
+        return self._pictures[slot, : count * rows * width].reshape(count, rows, width).copy()
+
     def close(self) -> None:
-        del self._in, self._out
+        del self._in, self._out, self._pictures
         self._map.close()
         os.close(self.fd)

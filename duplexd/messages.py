@@ -199,6 +199,63 @@ class ClientStalled(Message, frozen=True):
     stalled: bool
 
 
+class ViewStarted(Message, frozen=True):
+    """A video track towards the person is up: pictures are wanted, and picture time 0 is due at `origin`.
+
+    Picture time (`pts`) is that of the voice track as well: ticks since `origin`, whatever plays.
+    """
+
+    origin: Nanos
+
+
+class ViewEnded(Message, frozen=True):
+    """No pictures any more: the track has ended, or the page is hidden."""
+
+
+class VoicePlaced(Message, frozen=True):
+    """Voice sample `position` of the output timeline stands at `pts`, and what follows it is contiguous.
+
+    Sent when sound enters the track after silence: the first chunk of a reply, after a gap, after a resume.
+    """
+
+    epoch: Epoch
+    position: Ticks
+    pts: Ticks
+
+
+class VoiceStopped(Message, frozen=True):
+    """From `pts` on nothing of this voice is sent: a hold began, or an interruption flushed it."""
+
+    epoch: Epoch
+    pts: Ticks
+
+
+class FramesSent(Message, frozen=True):
+    """Every frame before `until` is with the encoder, or will never be: only later ones may be made again."""
+
+    until: Ticks
+
+
+class PicturesFreed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Picture slots the front end has copied out."""
+
+    slots: tuple[int, ...]
+
+
+class PersonSeen(Message, frozen=True):
+    """What the camera shows of the person, at most five times a second, when it has changed."""
+
+    present: bool
+    x: float = 0.0  #: -1..1 from the middle, as the character sees it; to its right is positive
+    y: float = 0.0  #: up is positive
+
+
+class PictureShortage(Message, frozen=True):
+    """The front end cannot encode in time."""
+
+    share: float  #: of the frames planned for the last two seconds that were sent, 0..1
+
+
 Fact = (
     SessionOpened
     | MediaArrived
@@ -220,6 +277,14 @@ Fact = (
     | SlotsFreed
     | SessionClosed
     | ClientStalled
+    | ViewStarted
+    | ViewEnded
+    | VoicePlaced
+    | VoiceStopped
+    | FramesSent
+    | PicturesFreed
+    | PersonSeen
+    | PictureShortage
 )
 
 
@@ -235,6 +300,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     takes: tuple[Modality, ...]
     cut: str
     voice: str  #: which detector tells voice in the person's audio: "silero" or "energy"
+    picture: tuple[int, int] | None = None  #: width and height of a frame; None: this model has no face
 
 
 class AdmitSession(Message, frozen=True):
@@ -256,6 +322,24 @@ class PublishChunk(Message, frozen=True):
     samples: int
     last: bool  #: nothing of this response follows
     sequence: int
+
+
+class PublishFrames(Message, frozen=True):
+    """Frames of the face lie in a picture slot, I420, one after another, width x height of `EngineReady.picture`."""
+
+    chunk: ChunkId  #: of the face; several of these may belong to one chunk, their frames follow each other
+    epoch: int  #: picture epoch: counts cuts of the picture, whatever the voice does
+    start: Ticks  #: pts of the first frame
+    count: int
+    slot: int
+    frame: Ticks  #: how long each frame is shown
+
+
+class CutFrames(Message, frozen=True):
+    """Frames of picture epochs before `epoch` at or after pts `at` are never shown."""
+
+    epoch: int
+    at: Ticks
 
 
 class FreeSlots(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -442,6 +526,8 @@ News = (
     | AdmitSession
     | RefuseSession
     | PublishChunk
+    | PublishFrames
+    | CutFrames
     | FreeSlots
     | AdvanceEpoch
     | ResumePlayback

@@ -187,6 +187,36 @@ def test_a_chunk_longer_than_its_slot_is_refused(views: tuple[SharedMedia, Share
     assert not front.read_output(0, 1000).any()
 
 
+def test_pictures_lie_behind_the_sound_one_after_another() -> None:
+    """No slot of pictures lies over another or over sound, and what was read out is a copy."""
+    shape = MediaShape(in_slots=3, in_samples=512, out_slots=2, out_samples=1000, picture_slots=3, picture_bytes=4 * 24)
+    front = SharedMedia.create(shape)
+    engine = SharedMedia(shape, os.dup(front.fd))
+    frames = np.arange(3 * 2 * 24, dtype=np.uint8).reshape(3, 2, 6, 4)
+    engine.write(1, noise(1, 1000))
+    for slot in range(3):
+        for at in range(2):
+            engine.write_picture(slot, at, frames[slot, at])
+    taken = front.read_pictures(1, 2, width=4, height=4)
+    engine.write_picture(1, 0, frames[2, 1])
+
+    assert taken.tolist() == frames[1].tolist()
+    assert front.read_pictures(0, 2, width=4, height=4).tolist() == frames[0].tolist()
+    assert front.read_output(1, 1000).tolist() == noise(1, 1000).tolist()
+    for view in (front, engine):
+        view.close()
+
+
+def test_a_picture_beyond_its_slot_is_refused() -> None:
+    shape = MediaShape(in_slots=1, in_samples=4, out_slots=1, out_samples=4, picture_slots=2, picture_bytes=2 * 24)
+    media = SharedMedia.create(shape)
+    with pytest.raises(ValueError, match="frame 2"):
+        media.write_picture(0, 2, np.ones((6, 4), np.uint8))
+
+    assert not media.read_pictures(1, 2, width=4, height=4).any()
+    media.close()
+
+
 def test_the_memory_has_no_name_and_goes_with_its_descriptors() -> None:
     """Nothing is left in /dev/shm, whoever dies how: only descriptors hold the memory."""
     before = sorted(os.listdir("/dev/shm"))

@@ -1561,7 +1561,7 @@ class Session:
                 return self._render_job(reply, now)
             case Role.MOVE:
                 raise ValueError(f"session {self.id} orders no copies between tiers; the core does")
-            case Role.GENERATE | Role.REFINE | Role.DECODE:
+            case Role.GENERATE | Role.REFINE | Role.DECODE | Role.OVERHEAR:
                 raise ValueError(f"session {self.id} has no face; its plan has no stage for {work.role.value}")
 
     def _who(self, chunk: ChunkId = ChunkId(0)) -> dict[str, Any]:
