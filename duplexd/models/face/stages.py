@@ -260,8 +260,9 @@ class _MotionStage:
         shape, first = self.shape, job.start // FRAME_TICKS
         start = (first - shape.speak_before - _reach_frames(self.net.speaking)) * _per_frame(VOICE_RATE)
         stop = (first + shape.frames + shape.speak_after) * _per_frame(VOICE_RATE)
-        valid = audio.sample_ranges(job.spoken, VOICE_RATE)
-        return audio.valid_stretch(self._voice[job.voice], start - audio.before_samples(VOICE_RATE), stop, valid)
+        return audio.spoken_stretch(
+            self._voice[job.voice], start - audio.before_samples(VOICE_RATE), stop, job.spoken, VOICE_RATE
+        )
 
     def _other(self, job: MotionJob) -> Tensor:
         """The person until the chunk could first be made."""
@@ -295,7 +296,9 @@ class Generator(_MotionStage):
     def _make(self, jobs: Sequence[GenerateJob]) -> list[MotionResult | Failed]:  # type: ignore[override]
         batch, heard, moods = _Batch(self._history, jobs, self.shape), self._hear(jobs), self._moods(jobs)
         x = self._noise(jobs)
-        times = (*self.weights.generator_times, 0.0)
+        # One launch takes as many steps as its hastiest row: the fidelity of the moment is everybody's.
+        fewest = min((job.steps for job in jobs if job.steps), default=len(self.weights.generator_times))
+        times = (*self.weights.generator_times[:fewest], 0.0)
         for step, (start, stop) in enumerate(pairwise(times)):
             reader = batch.reader(keep=step + 2 == len(times))
             x = velocity_step(x, self.net(x, self._times(jobs, start), moods, heard, reader, batch.places), start, stop)
@@ -349,14 +352,13 @@ class Decoder:
         return [self._decode(job, media) for job in jobs]
 
     def _decode(self, job: DecodeJob, media: Any) -> DecodeResult | Failed:
-        if not 0 <= job.first < job.stop <= CHUNK_FRAMES or len(job.slots) != job.stop - job.first:
-            return Failed(
-                job.session, f"frames {job.first} to {job.stop} of {CHUNK_FRAMES} into {len(job.slots)} slots"
-            )
+        if not 0 <= job.first < job.stop <= CHUNK_FRAMES or job.stride < 1:
+            return Failed(job.session, f"frames {job.first} to {job.stop} of {CHUNK_FRAMES}, every {job.stride}th")
         motion = self._motion[job.motion].cpu().numpy()
-        for index, slot in enumerate(job.slots):
-            media.write_picture(slot, self._studio.picture(job.character, motion[job.first + index]))
-        return DecodeResult(job.session, len(job.slots))
+        frames = range(job.first, job.stop, job.stride)
+        for at, frame in enumerate(frames):
+            media.write_picture(job.slot, at, self._studio.picture(job.character, motion[frame]))
+        return DecodeResult(job.session, len(frames))
 
 
 def chunk_noise(job: MotionJob, stage: str, shape: FaceShape) -> Tensor:
