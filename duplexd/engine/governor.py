@@ -55,7 +55,6 @@ class Seen(msgspec.Struct, frozen=True):
     planned: int  #: frames that were to be shown, of all faces
     missed: int  #: of them: late, or never made
     busy: float | None  #: of the busiest lane of the face; None: not measured
-    sent: float = 1.0  #: the least share that a front end could send
 
 
 class Governor:
@@ -68,17 +67,23 @@ class Governor:
         self._patience_min = self._patience = patience
         self._quiet = 0
         self._since_up: int | None = None  # looks since a level was won back
+        self._sent = 1.0  # the least share a front end could send since the last look
         self.level = 0
 
     @property
     def fidelity(self) -> Fidelity:
         return self._levels[self.level]
 
+    def note_sent(self, share: float) -> None:
+        """A front end could send this share of the frames it was given in time."""
+        self._sent = min(self._sent, share)
+
     def look(self, seen: Seen) -> Fidelity:
         """The fidelity from now on; called once a second while somebody sees a face."""
         if self._since_up is not None:
             self._since_up += 1
-        if _harmed(seen):
+        sent, self._sent = self._sent, 1.0
+        if sent < SENT_MIN or _harmed(seen):
             self._lose()
         elif self.level and (self.fidelity.still or seen.busy is None or seen.busy <= BUSY_AGAIN):
             self._quiet += 1
@@ -101,4 +106,4 @@ class Governor:
 
 def _harmed(seen: Seen) -> bool:
     missed = seen.missed > LATE_MAX * seen.planned if seen.planned else False
-    return missed or seen.sent < SENT_MIN or (seen.busy is not None and seen.busy > BUSY_MAX)
+    return missed or (seen.busy is not None and seen.busy > BUSY_MAX)

@@ -14,8 +14,10 @@ import msgspec
 
 from duplexd.ids import Epoch
 from duplexd.streams.stage import Spoken
-from duplexd.units import Span, Ticks
+from duplexd.units import Span, Ticks, ticks_from_ms
 
+#: A voice whose next chunk is overdue by this much has run dry; until then it is about to go on.
+DRY_AFTER = ticks_from_ms(100)
 PIECES_MAX = 16  #: stretches remembered; the oldest is forgotten at the bound
 
 
@@ -104,7 +106,7 @@ class OwnVoice:
         if live is None or live.stop is not None or self._complete or live.epoch != self.epoch:
             return None
         end = self._end(live)
-        return end if end > playback else None
+        return end if end > playback - DRY_AFTER else None
 
     def heard_at(self, pts: Ticks) -> bool:
         """Something stands at this pts or after it."""

@@ -63,7 +63,7 @@ class PictureSlots:
         return session
 
     def held(self, session: SessionId) -> int:
-        return self._held[session] if session in self._held else 0
+        return self._held.get(session, 0)
 
     @property
     def free_count(self) -> int:

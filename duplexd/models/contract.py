@@ -67,6 +67,9 @@ class Memory:
     def read(self, slot: int, samples: int) -> npt.NDArray[np.int16]:
         return self.slots[slot][:samples]
 
+    def read_output(self, slot: int, samples: int) -> npt.NDArray[np.int16]:
+        return self.slots[slot][:samples]
+
     def write(self, slot: int, pcm: npt.NDArray[np.int16]) -> None:
         self.slots[slot] = pcm.copy()
 

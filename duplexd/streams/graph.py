@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -140,6 +140,13 @@ class ModelPlan:
         if spec is None:
             raise ValueError(f"model {self.name} has no stage for {role.value}")
         return spec
+
+
+def face_lanes(stages: Iterable[StageSpec]) -> frozenset[str]:
+    """Lanes on which nothing but a face is made: nobody who speaks waits for them."""
+    specs = tuple(stages)
+    shared = {spec.lane for spec in specs if spec.role not in FACE_ROLES}
+    return frozenset({spec.lane for spec in specs} - shared)
 
 
 def _check(plan: ModelPlan) -> None:

@@ -318,8 +318,9 @@ class Stage(Protocol):
     def run(self, jobs: Sequence[Any], media: Any) -> list[Any]:
         """Run the jobs as one batch and return a result per job, in order.
 
-        `media` is the shared memory of the engine: `media.read(slot, samples) -> int16 array`,
-        `media.write(slot, pcm: int16 array)` and `media.write_picture(slot, at, picture: uint8 array)`. Raises any
+        `media` is the shared memory of the engine: `media.read(slot, samples) -> int16 array` of what the person said,
+        `media.write(slot, pcm: int16 array)` and `media.read_output(slot, samples)` of the character's own voice, and
+        `media.write_picture(slot, at, picture: uint8 array)`. Raises any
         exception for the whole batch; a single bad row returns a `Failed` result instead, and its neighbours go on.
         """
 
