@@ -26,6 +26,8 @@ from duplexd.errors import ChannelClosed, ChannelFull
 
 PACKET_BYTES_MAX = 65_536
 SEND_BUFFER_BYTES = 1 << 20
+#: Pictures that are made at once lie in one slot: two, so that the first need not wait long for the last.
+PICTURES_PER_SLOT = 2
 
 
 class Channel:
@@ -156,7 +158,7 @@ class SharedMedia:
             raise ValueError(f"frame {at} of {picture.size} bytes exceeds a slot of {self.shape.picture_bytes}")
         self._pictures[slot, first:stop] = picture.reshape(-1)
 
-    # The front end's side.
+    # The front end's side; the character reads its own voice, too.
 
     def write_input(self, slot: int, pcm: NDArray[np.int16]) -> None:
         self._in[slot, : len(pcm)] = pcm

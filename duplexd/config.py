@@ -46,6 +46,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = "pocket"  #: model family, by entry point
     thinker: str = ""  #: pocket: another thinker, a GGUF file or a Hugging Face folder (Llama or Qwen architecture)
     long_term: int = 0  #: pocket: tokens that what slides out of a full context is folded into; 0: it is forgotten
+    #: whose face the person sees: a character of the model, a TOML file of one, none; auto: the model's own
+    face: str = "auto"
     device: str = "cpu"
     policy: str = "interaction"  #: order of work: fcfs, window-k, edf, delivery-paced or interaction
     policy_options: tuple[str, ...] = ()  #: of the policy, NAME=VALUE each, such as k=4
@@ -60,6 +62,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace: str = ""  #: file the engine writes every event and command to, for `duplexd replay`; none: no trace
     trace_mb_max: int = 256  #: of that file, in MB; at the bound the trace ends and the engine goes on
     log_level: str = "INFO"
+
+
+NO_FACE = "none"
+OWN_FACES = {"pocket": "mira", "clock": "flash"}
+
+
+def face_of(config: Config) -> str:
+    """Whose face a session has; `NO_FACE`: it has none."""
+    return OWN_FACES.get(config.model, NO_FACE) if config.face == "auto" else config.face
 
 
 def load(*, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: str | None = None) -> Config:

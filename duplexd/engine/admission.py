@@ -9,13 +9,11 @@
 4. A declaration may be wrong, so places follow what is measured (`Aimd`): a tenth fewer when lanes are taken beyond the
    target and somebody was served too late, one more when somebody waits and there is time. Bytes are never promised
    twice: pages bound the places whatever the lanes say. Nobody who has a place loses it; there is always one.
-5. What a stage makes may get coarser before people have to wait (`Ladder`), down to a floor. It is a hook: no family
-   declares rungs yet, and the core asks for none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -109,38 +107,3 @@ class Aimd:
         if count == self.declared.count:
             return self.declared
         return Places(count, f"the lanes, as measured, have time for {count}")
-
-
-class Fidelity(msgspec.Struct, frozen=True):
-    """How well a generator works: fewer steps and a smaller window cost less and show."""
-
-    steps: int  #: denoising steps of one chunk
-    window: int  #: finished chunks it reads
-
-
-class Ladder:
-    """Which fidelity generators work at, best first; one rung down when people are harmed, up again when all is well.
-
-    Args:    rungs: as the family declares them; the last is its floor. One rung: there is no ladder.
-             patience: looks without harm before the next rung up, so that it does not swing.
-    """
-
-    def __init__(self, rungs: Sequence[Fidelity], *, patience: int = 10) -> None:
-        if not rungs:
-            raise ValueError("a ladder needs at least one rung, the fidelity the family works at")
-        self._rungs = tuple(rungs)
-        self._patience = patience
-        self._rung = self._quiet = 0
-
-    @property
-    def fidelity(self) -> Fidelity:
-        return self._rungs[self._rung]
-
-    def look(self, *, harmed: int) -> Fidelity:
-        """The fidelity from now on; called once a second."""
-        self._quiet = 0 if harmed else self._quiet + 1
-        if harmed and self._rung + 1 < len(self._rungs):
-            self._rung += 1
-        elif self._quiet >= self._patience and self._rung:
-            self._rung, self._quiet = self._rung - 1, 0
-        return self.fidelity

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 
 import msgspec
@@ -103,13 +104,16 @@ class ChunkTable:
             self.move(chunk, ChunkState.HEARD)
         return heard
 
-    def interrupt(self, at: Ticks) -> list[Chunk]:
+    def interrupt(self, at: Ticks, *, keep: Collection[ChunkId] = ()) -> list[Chunk]:
         """The epoch dies at `at`: what was heard counts as heard, the straddling chunk is split, the rest is dropped.
 
-        Returns the chunks that were dropped or are retiring, in order.
+        Args:    keep: chunks that go on, since what is left of them lies before `at`.
+        Returns: the chunks that were dropped or are retiring, in order.
         """
         dropped = []
         for chunk in self.alive():
+            if chunk.chunk_id in keep:
+                continue
             if chunk.state is ChunkState.PUBLISHED and chunk.span.start < at:
                 self._split(chunk, at)
                 continue

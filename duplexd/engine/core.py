@@ -19,16 +19,20 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from duplexd.engine.admission import Aimd, taken
 from duplexd.engine.bargein import BargeInRule
 from duplexd.engine.dialogue import Context, Dialogue
+from duplexd.engine.face import PICTURE_FACTS
+from duplexd.engine.governor import Governor, Seen
 from duplexd.engine.monitor import Load, Monitor, Pressure
 from duplexd.engine.policy import Eviction, Misfit, SchedulingPolicy
 from duplexd.engine.residency import Residency, Transfer
 from duplexd.engine.scheduler import OfferId, Scheduler
 from duplexd.engine.session import FEED_MAX, Session
 from duplexd.engine.speculation import SpeculationTunables
-from duplexd.engine.stores import Stores
+from duplexd.engine.stores import FaceStores, Stores
 from duplexd.engine.work import PATIENT, Launch, StageFailed, StageFinished, Work
 from duplexd.errors import SessionRefused
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, FenceId, SessionId, WorkId
@@ -55,6 +59,7 @@ from duplexd.messages import (
     MediaArrived,
     Metrics,
     Modality,
+    PicturesFreed,
     RefuseSession,
     ReplyUnwanted,
     ReplyWanted,
@@ -67,8 +72,8 @@ from duplexd.messages import (
     TurnSettingChanged,
     VoiceStarted,
 )
-from duplexd.streams.graph import ModelPlan
-from duplexd.streams.stage import MoveJob, Role, StageSpec, ThinkJob
+from duplexd.streams.graph import ModelPlan, face_lanes
+from duplexd.streams.stage import FACE_ROLES, MoveJob, Role, StageSpec, ThinkJob
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 
 PROGRESS_EVERY = Nanos(100 * NANOS_PER_MS)
@@ -76,7 +81,7 @@ METRICS_EVERY = Nanos(NANOS_PER_SECOND)
 PAGES_A_STEP = 8  #: what one think step takes at most: its feed, the tokens it decodes, one page begun by a cut
 SESSIONS_LISTED_MAX = 32  #: sessions whose bytes are told one by one: those that hold most
 #: Stages whose steps several sessions may share; a copy is a batch of one session's blocks already.
-SHARED = frozenset({Role.THINK, Role.TALK, Role.RENDER})
+SHARED = frozenset({Role.THINK, Role.TALK, Role.RENDER, Role.GENERATE, Role.REFINE})
 RIDERS_LOOKED_AT = 4  #: offers looked at for each row that is free: a launch does not search a thousand for one rider
 STARVED_AFTER = Nanos(NANOS_PER_SECOND)  #: work that was ready and found no lane for so long
 LOAD_AGE_MAX = Nanos(20 * NANOS_PER_MS)
@@ -105,6 +110,10 @@ class EngineCore:
         self.plan = plan
         self.stores = stores
         self.monitor = Monitor(plan.edges)
+        self.governor = Governor()
+        self._frames_seen = FramesCounted(0, 0, 0)  #: as counted at the last look
+        self._face_stages = frozenset(spec.name for spec in plan.stages.values() if spec.role in FACE_ROLES)
+        self._face_lanes = face_lanes(plan.stages.values())
         self.sessions: dict[SessionId, Session] = {}
         self._closing: dict[SessionId, Session] = {}  #: closed, with work still in flight
         self._policy = policy
@@ -147,9 +156,11 @@ class EngineCore:
         if isinstance(event, StageFinished | StageFailed):
             self._handle_stage(event, now)
         elif isinstance(event, SlotsFreed):
-            self.stores.out_slots.extend(event.slots)
+            self.stores.slots_freed(event.slots)
             for session_id in tuple(self._slotless):
                 self._touch(self.sessions[session_id], now)
+        elif isinstance(event, PicturesFreed):
+            self._pictures_freed(event, now)
         elif isinstance(event, SessionOpened):
             self._open(event, now)
         else:
@@ -176,6 +187,14 @@ class EngineCore:
         out, self._out = self._out, []
         return out
 
+    def _pictures_freed(self, event: PicturesFreed, now: Nanos) -> None:
+        if self.stores.face is None:
+            return
+        owners = {self.stores.face.pictures.give_back(slot) for slot in event.slots}
+        for session_id in sorted(owner for owner in owners if owner is not None):
+            if session_id in self.sessions:
+                self._touch(self.sessions[session_id], now)
+
     # Sessions ------------------------------------------------------------------------------------------------------
 
     def _open(self, fact: SessionOpened, now: Nanos) -> None:
@@ -197,6 +216,7 @@ class EngineCore:
                     place_wait=self._place_wait,
                     shortage=self.residency.places.shortage,
                     speculation=self._speculation,
+                    governor=self.governor,
                     now=now,
                 )
             except SessionRefused as refused:
@@ -265,6 +285,8 @@ class EngineCore:
                 session.on_history_set(event)
             case HistoryCut():
                 session.on_history_cut(event)
+            case _ if isinstance(event, PICTURE_FACTS):
+                session.on_picture(event, now)
             case ClientStalled():
                 session.stalled = event.stalled
             case SessionClosed():
@@ -556,6 +578,7 @@ class EngineCore:
             takes=tuple(Modality(name) for name in self.plan.takes),
             cut=self.plan.cut.value,
             voice=self.plan.voice,
+            picture=None if self.plan.face is None else self.plan.face.size,
         )
 
     # News for whoever watches --------------------------------------------------------------------------------------
@@ -571,8 +594,9 @@ class EngineCore:
             self._emit(self.metrics())
 
     def _look(self, now: Nanos) -> None:
-        """Once a second: who starves, and how many may have a place from now on."""
+        """Once a second: who starves, how much face there is time for, and how many may have a place from now on."""
         self._count_starved(now)
+        self._govern()
         if self._admission is None or not self._policy.places_follow:
             return
         harmed = self.monitor["chunks_late"] + self.monitor["works_starved"]
@@ -596,12 +620,31 @@ class EngineCore:
         starving = {
             ((work.session, work.stage, work.need), work.ready_at)
             for work in self._scheduler.waiting()
-            if work.need not in PATIENT and now - work.ready_at >= STARVED_AFTER
+            # Nobody is served late because a face is; that is the governor's affair.
+            if work.need not in PATIENT and work.role not in FACE_ROLES and now - work.ready_at >= STARVED_AFTER
         }
         for name, ready_at in sorted(starving - self._starving):
             self.monitor.count("works_starved")
             self.monitor.note(now, name[0], "starved", now - ready_at)
         self._starving = frozenset(starving)
+
+    def _govern(self) -> None:
+        if self.plan.face is None:
+            return
+        counted, before = self._frames_counted(), self._frames_seen
+        self._frames_seen = counted
+        if any(session.face is not None and session.face.viewed for session in self.sessions.values()):
+            made, missed = counted.made - before.made, counted.missed - before.missed
+            busy = (counted.busy_us - before.busy_us) * 1000 / METRICS_EVERY
+            self.governor.look(Seen(made + missed, missed, busy))
+
+    def _frames_counted(self) -> FramesCounted:
+        monitor = self.monitor
+        return FramesCounted(
+            made=monitor["face_frames"] - monitor["face_frames_late"],
+            missed=monitor["face_frames_late"] + monitor["face_frames_dropped"],
+            busy_us=max((monitor[f"busy_us_{lane}"] for lane in self._face_lanes), default=0),
+        )
 
     def load(self) -> Load:
         """What all sessions share, as policies see it; at most `LOAD_AGE_MAX` old."""
@@ -612,7 +655,11 @@ class EngineCore:
                 pages=self._pages_taken,
                 latents=1.0 - stores.latents.free_count / stores.latents.spec.count,
                 out_slots=1.0 - len(stores.out_slots) / max(1, stores.out_slots_count),
-                lanes=self.monitor.utilisation(self._now),
+                lanes={
+                    lane: used
+                    for lane, used in self.monitor.utilisation(self._now).items()
+                    if lane not in self._face_lanes
+                },
                 places_taken=residency.seated_count,
                 places_free=max(0, residency.places.count - residency.seated_count),
                 places_waited_for=residency.waiting_count,
@@ -644,6 +691,8 @@ class EngineCore:
             "places_waited_for": float(self.residency.waiting_count),
             "ingest_held": float(self.stores.ingest.spec.count - self.stores.ingest.free_count),
         }
+        if self.stores.face is not None:
+            values |= self._face_values(self.stores.face)
         values |= {f"tokens_{kind.value}": float(count) for kind, count in usage.tokens.items()}
         values |= {f"bytes_{kind.value}": float(count * usage.page_bytes) for kind, count in usage.pages.items()}
         values |= {f"page_{act}": float(count) for act, count in sorted(self.stores.pages.counts.items())}
@@ -659,6 +708,23 @@ class EngineCore:
         values["heard_ticks_open"] = float(sum(c.heard_ticks for c in chunks))
         values["discarded_ticks_open"] = float(sum(c.discarded_ticks for c in chunks))
         return Metrics(values, tuple(listed))
+
+    def _face_values(self, own: FaceStores) -> dict[str, float]:
+        """Counters of frames stand among the monitor's own; here is what faces hold, and how good they are."""
+        held = {"noisy": own.noisy, "clean": own.clean, "motion": own.motion}
+        return {
+            "face_level": float(self.governor.level),
+            "face_pictures_free": float(own.pictures.free_count),
+            **{f"face_{name}_held": float(ledger.spec.count - ledger.free_count) for name, ledger in held.items()},
+        }
+
+
+class FramesCounted(msgspec.Struct, frozen=True):
+    """Counters of all faces, at one moment."""
+
+    made: int  #: frames handed over in time
+    missed: int  #: late, or never made
+    busy_us: int  #: of the face lane that worked most
 
 
 def _shares(event: StageFinished | StageFailed, owners: int) -> Iterator[StageFinished | StageFailed]:

@@ -1,33 +1,36 @@
 """Chunks on their way through several stages: n in the generator while n-1 is in the refiner and n-2 in the decoder.
 
-1. A chunk has its condition from the moment it is planned, at its boundary, and keeps it through every stage.
+1. A chunk has its condition and its fidelity from the moment it is planned, at its boundary, and keeps both through
+   every stage.
 2. The gate stands before the first stage: what was begun is carried through, unless its epoch dies.
 3. Between two stages at most one chunk waits; a stage that is ahead waits for the one after it.
 4. An epoch check stands at every hand-off. What waits is dropped at once, what runs is retired when it comes back.
+5. The last stage may hand over a chunk in parts, each as soon as it is wanted. Of a chunk that straddles an
+   interruption the parts before it are still made.
 
        GENERATE        REFINE          DECODE
-    t  [ n   ]         [ n-1 ]         [ n-2 ]     -> published, in order
+    t  [ n   ]         [ n-1 ]         [ n-2 ]     -> published, in order, part by part
                   1 waits         1 waits
 
-It has cursors of its own (`Timeline`), a table of its own, and offers ordinary work to the one scheduler. Nothing but
-tests drives one yet: a `Session` gets its face with the first family that has these stages.
+It has cursors of its own (`Timeline`), a table of its own, and offers ordinary work to the one scheduler. What a job
+holds beside the names of its chunk is its owner's business (`Face`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from duplexd.engine.admission import Fidelity
 from duplexd.engine.chunk import Chunk, ChunkState, ChunkTable
+from duplexd.engine.governor import Fidelity
 from duplexd.engine.monitor import StageTimes
-from duplexd.engine.policy import Gate, SchedulingPolicy
+from duplexd.engine.policy import Gate
 from duplexd.engine.timeline import Timeline
 from duplexd.engine.work import Need, Work
 from duplexd.ids import ConditionVersion, SessionId, WorkId
-from duplexd.streams.stage import FaceJob, StageSpec
+from duplexd.streams.stage import StageSpec
 from duplexd.units import Nanos, Span, Ticks, ticks_from_nanos
 
 
@@ -36,16 +39,29 @@ class Passing(msgspec.Struct):
 
     chunk: Chunk
     condition: ConditionVersion
+    fidelity: Fidelity
     stage: int  #: the one it waits for or runs in
     ready_at: Nanos
+    part: Span  #: what the last stage makes of it now, or made last
     work: WorkId | None = None  #: while a lane has it
 
 
+class Made(msgspec.Struct, frozen=True):
+    """The last stage has come back with a part of a chunk."""
+
+    chunk: Chunk
+    fidelity: Fidelity
+    span: Span  #: empty when an interruption has taken all of it
+    last: bool  #: nothing more of this chunk is made
+
+
 class Pipeline:
-    """The face of one session.
+    """The chunks of one session's face.
 
     Args:    stages: in the order in which a chunk passes them. times: of all stages, as measured.
-             length: of one chunk. fidelity: what generators work at now (`Ladder`).
+             length: of the next chunk. lookahead: how far a stage may run ahead, as policies answer it.
+             fidelity: of the next chunk. timeline: the output's cursors.
+             part: what the last stage makes at once, at full fidelity; None: whole chunks.
     """
 
     def __init__(
@@ -53,21 +69,26 @@ class Pipeline:
         *,
         session: SessionId,
         stages: Sequence[StageSpec],
-        length: Ticks,
-        policy: SchedulingPolicy,
+        length: Ticks | None,
+        lookahead: Callable[[Gate], Ticks | None],
         times: StageTimes,
         fidelity: Fidelity,
+        timeline: Timeline | None = None,
+        part: Ticks | None = None,
         now: Nanos,
     ) -> None:
         self.session = session
-        self.timeline = Timeline()
+        self.timeline = Timeline() if timeline is None else timeline
         self.chunks = ChunkTable(chunks_max=64)
         self.condition = ConditionVersion(0)  #: what the next chunk that is planned will take
         self.fidelity = fidelity
+        self.length = length  #: None: no chunk may begin
+        self.parts_ahead: Ticks | None = None  #: how far the last stage's parts may reach ahead of playback
         self._stages = tuple(stages)
+        self._last = len(stages) - 1
         self._index = {spec.name: index for index, spec in enumerate(stages)}
-        self._length = length
-        self._policy = policy
+        self._lookahead = lookahead
+        self._part = part
         self._times = times
         self._passing: deque[Passing] = deque()  # oldest first
         self._retiring: dict[WorkId, Passing] = {}  # of a dead epoch, still on a lane
@@ -81,27 +102,44 @@ class Pipeline:
         if self._may_begin(now):
             yield self._work(0, self.timeline.generation, self._free_since, now)
         for passing in self._waiting():
-            if not self._taken(passing.stage) and not self._full(passing.stage):
-                yield self._work(passing.stage, passing.chunk.span.start, passing.ready_at, now)
+            if self._taken(passing.stage) or self._full(passing.stage):
+                continue
+            start = passing.chunk.span.start
+            if passing.stage == self._last:
+                if self._part_at(passing, now) > now:
+                    continue
+                start = passing.part.end
+            yield self._work(passing.stage, start, passing.ready_at, now)
 
     def begins_at(self, now: Nanos) -> Nanos | None:
         """When the next chunk may be begun if playback goes on; None while none may, or no clock would change it."""
-        if self._taken(0) or self._full(0) or self.chunks.full or self.timeline.held:
+        if self.length is None or self._taken(0) or self._full(0) or self.chunks.full or self.timeline.held:
             return None
-        end = Ticks(self.timeline.generation + self._length)
-        limit = self._policy.lookahead(Gate(self._stages[0].role, self._length, self._budget))
+        end = Ticks(self.timeline.generation + self.length)
+        limit = self._lookahead(Gate(self._stages[0].role, self.length, self._budget(self.length)))
         return now if limit is None else self.timeline.reenters_budget_at(end, limit, now)
+
+    def part_at(self, now: Nanos) -> Nanos | None:
+        """When the next part may be made; None while no chunk waits for that."""
+        waiting = (passing for passing in self._waiting() if passing.stage == self._last)
+        return min((self._part_at(passing, now) for passing in waiting), default=None)
+
+    def _part_at(self, passing: Passing, now: Nanos) -> Nanos:
+        if self.parts_ahead is None:
+            return now
+        # A part that waits for playback which stands still waits for whatever sets it going.
+        at = self.timeline.reenters_budget_at(self._next_part(passing).end, self.parts_ahead, now)
+        return Nanos(2**62) if at is None else at
 
     def _may_begin(self, now: Nanos) -> bool:
         at = self.begins_at(now)
         return at is not None and at <= now
 
-    @property
-    def _budget(self) -> Ticks:
+    def _budget(self, length: Ticks) -> Ticks:
         """The terminal stage's budget, and the way to it: a chunk that is begun later than that comes too late."""
         own = self._times.mean(self._stages[0].name) or 0
         after = self._times.after(self._stages[0].name) or 0
-        return Ticks(self.timeline.budget(self._length) + ticks_from_nanos(own + after))
+        return Ticks(self.timeline.budget(length) + ticks_from_nanos(own + after))
 
     def _waiting(self) -> Iterator[Passing]:
         return (passing for passing in self._passing if passing.work is None)
@@ -114,6 +152,12 @@ class Pipeline:
     def _full(self, stage: int) -> bool:
         """A chunk waits already where this stage would put its next."""
         return any(passing.stage == stage + 1 for passing in self._waiting())
+
+    def _next_part(self, passing: Passing) -> Span:
+        start, end = passing.part.end, passing.chunk.span.end
+        if self._part is None:
+            return Span(start, end)
+        return Span(start, Ticks(min(end, start + self._part * max(1, passing.fidelity.stride))))
 
     def _work(self, stage: int, start: Ticks, ready_at: Nanos, now: Nanos) -> Work:
         spec, timeline = self._stages[stage], self.timeline
@@ -128,50 +172,67 @@ class Pipeline:
             after=self._times.after(spec.name),
         )
 
+    @property
+    def newest(self) -> Passing | None:
+        """The chunk that was planned last, while it is on its way."""
+        return self._passing[-1] if self._passing else None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is on its way, and no lane has anything of a dead epoch."""
+        return not self._passing and not self._retiring
+
     # What becomes of it ----------------------------------------------------------------------------------------------
 
-    def launch(self, work: Work, work_id: WorkId, now: Nanos) -> FaceJob:
-        """The order for an offer of this moment."""
+    def launch(self, work: Work, work_id: WorkId, now: Nanos) -> Passing:
+        """The order for an offer of this moment: which chunk, and for the last stage which part of it."""
         stage = self._index[work.stage]
         if stage == 0:
             passing = self._plan(now)
         else:
             passing = next(passing for passing in self._waiting() if passing.stage == stage)
+        if stage == self._last:
+            passing.part = self._next_part(passing)
         passing.work = work_id
-        chunk = passing.chunk
-        return FaceJob(
-            session=self.session,
-            epoch=chunk.epoch,
-            chunk=chunk.chunk_id,
-            condition=passing.condition,
-            span=chunk.span,
-            steps=self.fidelity.steps,
-            window=self.fidelity.window,
-        )
+        return passing
 
     def _plan(self, now: Nanos) -> Passing:
+        assert self.length is not None, "offered while no chunk may begin"
         start = self.timeline.generation
-        span = Span(start, Ticks(start + self._length))
+        span = Span(start, Ticks(start + self.length))
         chunk = self.chunks.plan(epoch=self.timeline.epoch, offset=Ticks(0), span=span)
         self.chunks.move(chunk, ChunkState.RUNNING)
         self.timeline.generation = span.end
-        passing = Passing(chunk, self.condition, 0, now)
+        passing = Passing(chunk, self.condition, self.fidelity, 0, now, Span(start, start))
         self._passing.append(passing)
         return passing
 
-    def finish(self, work: WorkId, now: Nanos) -> Chunk | None:
-        """A stage has come back. Returns a chunk that has passed the last one: it is published from here on."""
+    def finish(self, work: WorkId, now: Nanos) -> Made | None:
+        """A stage has come back. Returns what has passed the last one: it is published from here on."""
         if self._retire(work):
             self._free_since = now
             return None
         passing = next(passing for passing in self._passing if passing.work == work)
         if passing.stage == 0:
             self._free_since = now
-        passing.work, passing.stage, passing.ready_at = None, passing.stage + 1, now
-        if passing.stage < len(self._stages):
+        passing.work, passing.ready_at = None, now
+        if passing.stage < self._last:
+            passing.stage += 1
             return None
-        self._passing.remove(passing)
-        return self._publish(passing.chunk, now)
+        return self._hand_over(passing, now)
+
+    def _hand_over(self, passing: Passing, now: Nanos) -> Made:
+        chunk, part = passing.chunk, passing.part
+        span = Span(Ticks(min(part.start, chunk.span.end)), Ticks(min(part.end, chunk.span.end)))
+        last = part.end >= chunk.span.end
+        if last:
+            self._passing.remove(passing)
+            self._publish(chunk)
+        timeline = self.timeline
+        if timeline.reported >= timeline.published and timeline.reported_at < now:
+            timeline.reported_at = now  # Nothing of it can be playing before it exists.
+        timeline.published = Ticks(max(timeline.published, span.end))
+        return Made(chunk, passing.fidelity, span, last)
 
     def fail(self, work: WorkId, now: Nanos) -> None:
         """A stage failed: its chunk goes, and with it those behind, which were made on its history."""
@@ -185,25 +246,41 @@ class Pipeline:
         self.timeline.generation = failed.chunk.span.start
         self._free_since = now
 
-    def _publish(self, chunk: Chunk, now: Nanos) -> Chunk:
+    def _publish(self, chunk: Chunk) -> None:
         self.chunks.move(chunk, ChunkState.READY)
         self.chunks.move(chunk, ChunkState.PUBLISHED)
-        timeline = self.timeline
-        if timeline.reported >= timeline.published and timeline.reported_at < now:
-            timeline.reported_at = now  # Nothing of it can be playing before it exists.
-        timeline.published = chunk.span.end
-        return chunk
 
     # Interruption ----------------------------------------------------------------------------------------------------
 
-    def advance(self, at: Ticks, now: Nanos) -> None:
-        """A new epoch begins at `at`: what waits is dropped, what runs is retired, what was not heard is taken back."""
+    def advance(self, at: Ticks, now: Nanos, *, parts: bool = True) -> list[Passing]:
+        """A new epoch begins at `at`: what waits is dropped, what runs is retired, what was not heard is taken back.
+
+        Args:    parts: parts of a chunk that lie before `at` are still made.
+        Returns: those that nothing more becomes of; what a lane still has of them names its work.
+        """
+        gone = []
         for passing in list(self._passing):
-            self._drop(passing)
-        self.chunks.interrupt(at)
+            if parts and passing.stage == self._last and passing.chunk.span.start < at:
+                if not self._clip(passing, at):
+                    continue
+            else:
+                self._drop(passing)
+            gone.append(passing)
+        self.chunks.interrupt(at, keep=[passing.chunk.chunk_id for passing in self._passing])
         self.timeline.advance(at)
         self._epoch_start = at
         self._free_since = now
+        return gone
+
+    def _clip(self, passing: Passing, at: Ticks) -> bool:
+        """A chunk ends at `at` now; True when all that is left of it has been handed over."""
+        chunk = passing.chunk
+        chunk.span = Span(chunk.span.start, Ticks(min(chunk.span.end, at)))
+        if passing.work is not None or passing.part.end < chunk.span.end:
+            return False
+        self._passing.remove(passing)
+        self._publish(chunk)
+        return True
 
     def _drop(self, passing: Passing) -> None:
         self._passing.remove(passing)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from duplexd import clock
-from duplexd.channel import Channel, MediaShape, SharedMedia
+from duplexd.channel import PICTURES_PER_SLOT, Channel, MediaShape, SharedMedia
 from duplexd.engine.admission import TARGET, Aimd, places_of
 from duplexd.engine.bargein import BargeInRule, BargeInTunables
 from duplexd.engine.core import EngineCore
@@ -28,11 +28,13 @@ from duplexd.engine.trace import TracedCore, TraceWriter, header_of
 from duplexd.errors import ConfigError, DuplexdError
 from duplexd.media.endpoint import EndpointRule, Scale, default_rule
 from duplexd.memory.layout import ArenaLayout, PartitionSpec, host_partition, resident_layout
-from duplexd.streams.graph import ModelPlan
+from duplexd.streams.graph import ModelPlan, face_lanes
 from duplexd.streams.mover import BANDWIDTH, Mover, mover_spec
-from duplexd.streams.stage import Role, Stage, StageSpec
+from duplexd.streams.stage import FACE_ROLES, Role, Stage, StageSpec
 from duplexd.units import NANOS_PER_SECOND, Nanos, nanos_from_ms, text_from_bytes, ticks_from_ms
 
+#: Threads that make pictures get what those of the voice leave (nice 10, see `HostLane`).
+FACE_PRIORITY = -2
 LOAD_WITHIN = Nanos(180 * NANOS_PER_SECOND)
 CLOSE_WITHIN = Nanos(2 * NANOS_PER_SECOND)
 
@@ -85,10 +87,24 @@ def host_of(layout: ArenaLayout, sessions_max: int) -> PartitionSpec | None:
     return host_partition(pages, sessions_max * pages.session_slots)
 
 
-def stores_of(layout: ArenaLayout, *, out_slots: int, host: PartitionSpec | None = None) -> Stores:
+def stores_of(
+    layout: ArenaLayout,
+    *,
+    out_slots: int,
+    host: PartitionSpec | None = None,
+    picture_slots: int = 0,
+    sessions_max: int = 1,
+) -> Stores:
     pages = layout.partitions[PAGES]
     extents = pages.session_slots + pages.shared_slots
-    return Stores(layout, out_slots=out_slots, context_extents_max=extents, host=host)
+    return Stores(
+        layout,
+        out_slots=out_slots,
+        context_extents_max=extents,
+        host=host,
+        picture_slots=picture_slots,
+        sessions_max=sessions_max,
+    )
 
 
 def endpoint_of(plan: ModelPlan, silence_max_ms: float) -> EndpointRule:
@@ -123,8 +139,10 @@ def residency_of(
 ) -> Residency:
     pages = layout.partitions[PAGES]
     page_us = mover.cost.per_unit_us if mover is not None else 0
+    # A face gives way before a voice does (governor.py): it costs nobody a place.
+    spoken = [spec for spec in plan.stages.values() if spec.role not in FACE_ROLES]
     return Residency(
-        places=places_of(plan.stages.values(), contexts=pages.sessions or sessions_max, cores=cores),
+        places=places_of(spoken, contexts=pages.sessions or sessions_max, cores=cores),
         sessions_max=sessions_max,
         page_bytes=pages.slot_bytes,
         pages=pages.count - pages.shared_slots,
@@ -145,12 +163,19 @@ def core_of(
     Args:    cores: that its lanes share; None in a world whose lanes do not.
              copy_bytes_per_second: what the copy lane is taken to carry, where pages leave for host memory.
     """
+    _check_pictures(config, plan)
     host = host_of(layout, config.sessions_max)
     mover = None if host is None else mover_spec(layout.partitions[PAGES], bandwidth=copy_bytes_per_second)
     residency = residency_of(plan, layout, mover, sessions_max=config.sessions_max, cores=cores)
     return EngineCore(
         plan=plan,
-        stores=stores_of(layout, out_slots=config.media.out_slots, host=host),
+        stores=stores_of(
+            layout,
+            out_slots=config.media.out_slots,
+            host=host,
+            picture_slots=config.media.picture_slots,
+            sessions_max=config.sessions_max,
+        ),
         policy=policy_of(config.policy, config.policy_options),
         endpoint=endpoint_of(plan, config.silence_max_ms),
         barge_in=BargeInRule(BargeInTunables(voice_min=ticks_from_ms(config.voice_min_ms))),
@@ -166,6 +191,20 @@ def core_of(
         ),
         cores=cores,
     )
+
+
+def _check_pictures(config: EngineConfig, plan: ModelPlan) -> None:
+    """Raises ConfigError when the pictures of this model do not fit the shared memory."""
+    if plan.face is None:
+        return
+    width, height = plan.face.size
+    needed = PICTURES_PER_SLOT * width * height * 3 // 2
+    if config.media.picture_bytes < needed or config.media.picture_slots < config.sessions_max:
+        raise ConfigError(
+            f"model {plan.name} makes pictures of {width}x{height}: {PICTURES_PER_SLOT} of them take {needed:,} bytes; "
+            f"there are {config.media.picture_slots} slots of {config.media.picture_bytes:,} bytes for "
+            f"{config.sessions_max} sessions"
+        )
 
 
 def trace_of(config: EngineConfig, plan: ModelPlan, *, cores: int | None) -> TraceWriter | None:
@@ -196,7 +235,11 @@ def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
     log.info("arena of %s\n%s", plan.name, layout.describe())
     stages = stages_of(plan, layout, config.sessions_max)
     fences = Fences()
-    lanes = {stage.spec.lane: HostLane(stage.spec.lane, fences) for stage in stages.values()}
+    calm = face_lanes(stage.spec for stage in stages.values())
+    lanes = {
+        lane: HostLane(lane, fences, priority=FACE_PRIORITY if lane in calm else 0)
+        for lane in dict.fromkeys(stage.spec.lane for stage in stages.values())
+    }
     executor = Executor(stages, lanes, media)
     cores = os.cpu_count() if config.device == "cpu" else None
     writer = trace_of(config, plan, cores=cores)

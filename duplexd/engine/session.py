@@ -21,6 +21,8 @@ from duplexd.engine.bargein import BargeInRule, Decision, VoiceView, content_wor
 from duplexd.engine.chunk import Chunk, ChunkState, ChunkTable
 from duplexd.engine.clause import halves
 from duplexd.engine.dialogue import Context, Dialogue
+from duplexd.engine.face import Face, PictureFact
+from duplexd.engine.governor import Governor
 from duplexd.engine.monitor import Monitor, SessionPressure
 from duplexd.engine.policy import Gate, SchedulingPolicy
 from duplexd.engine.reply import PlacedWord, Reply, SpokenClause, spoken_words
@@ -78,6 +80,7 @@ from duplexd.messages import (
 )
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.stage import (
+    FACE_ROLES,
     CopyJob,
     Failed,
     JudgeJob,
@@ -184,6 +187,7 @@ class Session:
         place_wait: Nanos,
         shortage: str,
         speculation: SpeculationTunables,
+        governor: Governor,
         now: Nanos,
     ) -> None:
         self.id = session
@@ -210,6 +214,18 @@ class Session:
         self.context = stores.open_context(session, self.dialogue.tokens())
         self.ring = stores.lease(stores.ingest, session, CacheClass.INGEST, "copy")
         self.voice_state = stores.lease(stores.state, session, CacheClass.ANCHOR, "render")
+        self.face: Face | None = None
+        if plan.face is not None:
+            self.face = Face(
+                session=session,
+                plan=plan,
+                stores=stores,
+                monitor=monitor,
+                governor=governor,
+                emit=emit,
+                ring=self.ring,
+                now=now,
+            )
         self.reply: Reply | None = None
         self.utterance: Utterance | None = None
         self.contest: Contest | None = None
@@ -265,12 +281,20 @@ class Session:
             return
         self.input_end = fact.span.end
         self._to_copy.append(fact)
+        if self.face is not None:
+            self.face.note_input(fact)
         echo = fact.echo >= ECHO_THRESHOLD
         loud = fact.voice >= VOICE_THRESHOLD
         if self.utterance is not None and not self.utterance.ended:
             self.utterance.take(
                 fact.span, voiced=loud and not echo, echo=loud and echo, voice=fact.voice, captured_at=fact.captured_at
             )
+
+    def on_picture(self, fact: PictureFact, now: Nanos) -> None:
+        if self.face is not None:
+            self.face.handle(fact, now)
+        else:
+            self._monitor.count("facts_about_no_face")
 
     def on_voice_started(self, fact: VoiceStarted, now: Nanos) -> None:
         if fact.source == "stop":
@@ -597,6 +621,9 @@ class Session:
     # Stages came back ----------------------------------------------------------------------------------------------
 
     def on_finished(self, fact: StageFinished, now: Nanos) -> None:
+        if self.face is not None and self.face.owns(fact.work):
+            self.face.finished(fact, now)
+            return
         flight = self._flights.pop(fact.work)
         self._busy[flight.role] -= 1
         self._stores.fence_passed(FenceId(fact.work))
@@ -617,6 +644,9 @@ class Session:
             self._rendered(flight, result, now)
 
     def on_failed(self, fact: StageFailed, now: Nanos) -> None:
+        if self.face is not None and self.face.owns(fact.work):
+            self.face.finished(fact, now)
+            return
         flight = self._flights.pop(fact.work)
         self._busy[flight.role] -= 1
         self._stores.fence_passed(FenceId(fact.work))
@@ -664,6 +694,8 @@ class Session:
     def _copied(self, facts: list[MediaArrived]) -> None:
         self._emit(FreeSlots(tuple(f.slot for f in facts)))
         self.copied_until = Ticks(max(self.copied_until, facts[-1].span.end))
+        if self.face is not None:
+            self.face.copied_until = self.copied_until
 
     def _heard_words(self, flight: Flight, result: ListenResult, now: Nanos) -> None:
         utterance = self.utterance
@@ -815,19 +847,20 @@ class Session:
         reply.chunks_published += 1
         self._sequence += 1
         last = reply.all_planned and not self._made
-        self._emit(
-            PublishChunk(
-                self.id,
-                reply.response,
-                chunk.chunk_id,
-                chunk.epoch,
-                chunk.span,
-                chunk.slot,
-                chunk.samples,
-                last,
-                self._sequence,
-            )
+        news = PublishChunk(
+            self.id,
+            reply.response,
+            chunk.chunk_id,
+            chunk.epoch,
+            chunk.span,
+            chunk.slot,
+            chunk.samples,
+            last,
+            self._sequence,
         )
+        self._emit(news)
+        if self.face is not None:
+            self.face.overhear(news, now)
         chunk.slot = -1  # The front end owns it now.
 
     # The reply's life ----------------------------------------------------------------------------------------------
@@ -1250,6 +1283,8 @@ class Session:
         self._drop_chunks(self.chunks.interrupt(at))
         self.timeline.advance(at)
         self._emit(AdvanceEpoch(self.id, self.timeline.epoch, at, hold, now))
+        if self.face is not None:
+            self.face.advance(self.timeline.epoch, at)
 
     # End of turn ---------------------------------------------------------------------------------------------------
 
@@ -1343,6 +1378,8 @@ class Session:
     def timer(self, now: Nanos) -> Nanos | None:
         """When this session wants to be looked at again without an event; asked after `wanted`."""
         times = []
+        if self.face is not None and (at := self.face.timer(now)) is not None:
+            times.append(at)
         if self.contest is not None and not self.contest.answered:
             times.append(self.contest.answer_by)
         reply = self.reply
@@ -1381,6 +1418,8 @@ class Session:
         offered = {work.role for work in works}
         for role in [r for r in self._ready_since if r not in offered]:
             del self._ready_since[role]  # What is not wanted any more does not grow old.
+        if self.face is not None and not self.closed:
+            works += self.face.offers(now)
         return works
 
     def _offers(self, now: Nanos) -> Iterator[Work]:
@@ -1488,7 +1527,12 @@ class Session:
         return not reply.words or self._upstream_may(Role.TALK, reply, Ticks(0), now)
 
     def _budget(self, reply: Reply, now: Nanos) -> Ticks:
-        return self.timeline.budget(self._chunk_aim(reply, now), self._chunk_pace.worst)
+        return self.timeline.budget(self._chunk_aim(reply, now), self._making_time)
+
+    @property
+    def _making_time(self) -> Ticks:
+        """From the start of a chunk until all that is made of it is there: its sound, and the face that speaks it."""
+        return Ticks(self._chunk_pace.worst + (self.face.voice_ahead if self.face is not None else 0))
 
     def _chunk_aim(self, reply: Reply, now: Nanos) -> Ticks:
         """Length of the next chunk: what is left to play while it is made, so that it grows from the smallest to the
@@ -1527,7 +1571,7 @@ class Session:
             return None
         length = self._chunk_length(reply, spoken, now)
         end = Ticks(spoken.start + spoken.planned + length)
-        budget = self.timeline.budget(length, self._chunk_pace.worst)
+        budget = self.timeline.budget(length, self._making_time)
         limit = self._policy.lookahead(Gate(Role.RENDER, self._plan.chunk_ramp[-1], budget))
         return now if limit is None else self.timeline.reenters_budget_at(end, limit, now)
 
@@ -1535,6 +1579,9 @@ class Session:
 
     def launch(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
         """Turn an offer into an order; None when memory is short, which is counted and tried again."""
+        if work.role in FACE_ROLES:
+            assert self.face is not None
+            return self.face.launch(work, work_id, now)
         reply = self._making if work.need in (Need.CHUNK, Need.SPECULATION) else None
         job, detail = self._job(work, reply, work_id, now)
         if job is None:
@@ -1562,7 +1609,7 @@ class Session:
             case Role.MOVE:
                 raise ValueError(f"session {self.id} orders no copies between tiers; the core does")
             case Role.GENERATE | Role.REFINE | Role.DECODE | Role.OVERHEAR:
-                raise ValueError(f"session {self.id} has no face; its plan has no stage for {work.role.value}")
+                raise ValueError(f"session {self.id}: its face orders {work.role.value}, nobody else")
 
     def _who(self, chunk: ChunkId = ChunkId(0)) -> dict[str, Any]:
         return {
@@ -1714,6 +1761,8 @@ class Session:
         if state is not self.state:
             self.state = state
             self._emit(StateChanged(self.id, state))
+            if self.face is not None:
+                self.face.show(state)
 
     def close(self) -> None:
         """Everything goes back, behind the work that still uses it; the reply ends as cancelled."""
@@ -1729,6 +1778,8 @@ class Session:
         while self._made:
             self._retire_chunk(self._made.popleft())
         fences = tuple(FenceId(work) for work in self._flights)
+        if self.face is not None:
+            fences += self.face.close()
         self.context.close()
         self._stores.close_session(self.id, after=fences)
         if self._to_copy:
@@ -1745,17 +1796,20 @@ class Session:
 
     def orphan(self, fact: StageFinished | StageFailed) -> bool:
         """Work that came back after the close: its slots go home. True when nothing more is to come."""
+        if self.face is not None and self.face.owns(fact.work):
+            self.face.orphan(fact.work)
+            return not self.in_flight
         flight = self._flights.pop(fact.work)
         self._stores.fence_passed(FenceId(fact.work))
         if flight.role is Role.COPY:
             self._emit(FreeSlots(tuple(f.slot for f in flight.detail)))
         if flight.role is Role.RENDER and flight.detail.slot >= 0:
             self._stores.out_slots.append(flight.detail.slot)
-        return not self._flights
+        return not self.in_flight
 
     @property
     def in_flight(self) -> bool:
-        return bool(self._flights)
+        return bool(self._flights) or (self.face is not None and self.face.in_flight)
 
 
 def _samples(span: Span) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from duplexd.engine.core import EngineCore
 from duplexd.engine.virtual import VirtualTime
 from duplexd.engine.work import Launch, StageFailed, StageFinished
 from duplexd.errors import LedgerError
-from duplexd.ids import SessionId
+from duplexd.ids import Epoch, SessionId
 from duplexd.media.energy import EnergyDetector
 from duplexd.media.line import (
     Block,
@@ -33,25 +33,35 @@ from duplexd.media.line import (
     Muted,
     ResumeOrder,
 )
-from duplexd.media.playout import FRAME
+from duplexd.media.playout import FRAME, Playout
 from duplexd.messages import (
     AdvanceEpoch,
+    CutFrames,
+    FramesSent,
     FreeSlots,
     LatencyMeasured,
     MediaArrived,
+    PicturesFreed,
     PublishChunk,
+    PublishFrames,
     ResponseChanged,
     ResponseState,
     ResumePlayback,
     SessionClosed,
     SessionOpened,
     SlotsFreed,
+    ViewEnded,
+    ViewStarted,
+    VoicePlaced,
+    VoiceStopped,
 )
 from duplexd.streams.stage import Stage
-from duplexd.units import NANOS_PER_MS, Nanos, Ticks, nanos_from_ticks, ticks_from_nanos
+from duplexd.units import NANOS_PER_MS, Nanos, Ticks, nanos_from_ticks, ticks_from_ms, ticks_from_nanos
 
 TICK = Nanos(20 * NANOS_PER_MS)
 REPORT_EVERY = Nanos(100 * NANOS_PER_MS)
+PICTURE_TICK = ticks_from_ms(40)
+FRAMES_SENT_EVERY = ticks_from_ms(80)
 INPUT_FRAME = 320  #: samples of 20 ms at 16 kHz
 ROOM_NOISE = 40.0  #: peak of the microphone's noise, int16
 
@@ -62,12 +72,19 @@ class SimMedia:
     def __init__(self) -> None:
         self.inputs: dict[int, NDArray[np.int16]] = {}
         self.outputs: dict[int, NDArray[np.int16]] = {}
+        self.pictures: dict[tuple[int, int], NDArray[np.uint8]] = {}  #: by slot and place in it
 
     def read(self, slot: int, samples: int) -> NDArray[np.int16]:
         return self.inputs[slot][:samples]
 
     def write(self, slot: int, pcm: NDArray[np.int16]) -> None:
         self.outputs[slot] = np.array(pcm, dtype=np.int16)
+
+    def read_output(self, slot: int, samples: int) -> NDArray[np.int16]:
+        return self.outputs[slot][:samples]
+
+    def write_picture(self, slot: int, at: int, picture: NDArray[np.uint8]) -> None:
+        self.pictures[slot, at] = picture
 
 
 class SimNetwork(msgspec.Struct, frozen=True):
@@ -138,6 +155,12 @@ class SimWorld:
             self.at(now, lambda: SlotsFreed((command.slot,)))
             if listener is not None:
                 listener.publish(command, pcm)
+        elif isinstance(command, PublishFrames):
+            self.at(now, lambda: PicturesFreed((command.slot,)))
+            if listener is not None:
+                listener.view.publish(command, [self.media.pictures[command.slot, at] for at in range(command.count)])
+        elif isinstance(command, CutFrames) and listener is not None:
+            listener.view.cut(command)
         elif listener is not None:
             listener.take(command, now)
 
@@ -188,6 +211,94 @@ def _units(launch: Launch) -> int:
     return int(getattr(job, "steps", 0)) + len(getattr(job, "feed", ())) + len(getattr(job, "moves", ())) or 1
 
 
+class SimFrame(msgspec.Struct, frozen=True):
+    """One picture, as it was published."""
+
+    start: Ticks
+    frame: Ticks
+    chunk: int
+    epoch: int
+    level: int  #: luma of its first pixel
+
+
+class SimView:
+    """The front end's half of the pictures: what is due is shown, what is late is dropped, what is cut is not shown.
+
+    Voice is placed by looking at what the playout sent.
+    """
+
+    def __init__(self, world: SimWorld, session: SessionId, playout: Playout) -> None:
+        self.session = session
+        self.shown: list[tuple[Ticks, SimFrame]] = []  #: (pts of the tick, picture), as the encoder got them
+        self.published: list[tuple[Nanos, SimFrame]] = []
+        self.cuts: list[CutFrames] = []
+        self.late = 0
+        self.on = False
+        self._world = world
+        self._playout = playout
+        self._origin = Nanos(0)
+        self._queue: dict[Ticks, SimFrame] = {}
+        self._told_at = Ticks(-FRAMES_SENT_EVERY)
+        self._follows: tuple[int, int, int] | None = None  # (epoch, pts, position) where the voice goes on
+
+    def start(self, origin: Nanos) -> ViewStarted:
+        self.on, self._origin = True, origin
+        self._world.at(origin + nanos_from_ticks(self._next(self._pts())), self._tick)
+        return ViewStarted(self.session, origin)
+
+    def end(self) -> ViewEnded:
+        self.on = False
+        self._queue.clear()
+        return ViewEnded(self.session)
+
+    def _pts(self) -> Ticks:
+        return ticks_from_nanos(self._world.now() - self._origin)
+
+    def _next(self, pts: Ticks) -> Ticks:
+        return Ticks((pts // PICTURE_TICK + 1) * PICTURE_TICK)
+
+    def publish(self, news: PublishFrames, pictures: list[NDArray[np.uint8]]) -> None:
+        for at, picture in enumerate(pictures):
+            start = Ticks(news.start + at * news.frame)
+            frame = SimFrame(start, news.frame, news.chunk, news.epoch, int(picture[0, 0]))
+            self.published.append((self._world.now(), frame))
+            if start < self._pts():
+                self.late += 1
+            elif self.on:
+                self._queue[start] = frame
+
+    def cut(self, news: CutFrames) -> None:
+        self.cuts.append(news)
+        self._queue = {
+            start: frame for start, frame in self._queue.items() if frame.epoch >= news.epoch or start < news.at
+        }
+
+    def _tick(self) -> FramesSent | None:
+        if not self.on:
+            return None
+        pts = Ticks(round(self._pts() / PICTURE_TICK) * PICTURE_TICK)
+        frame = self._queue.pop(pts, None)
+        if frame is not None:
+            self.shown.append((pts, frame))
+        self._world.at(self._origin + nanos_from_ticks(Ticks(pts + PICTURE_TICK)), self._tick)
+        if pts - self._told_at < FRAMES_SENT_EVERY:
+            return None
+        self._told_at = pts
+        return FramesSent(self.session, Ticks(pts + PICTURE_TICK))
+
+    def sent_voice(self, pts: int) -> VoicePlaced | VoiceStopped | None:
+        """The playout has been asked for the frame at `pts`: where its voice stands, if that is news."""
+        place, after = self._playout.place(pts), self._playout.place(pts + 2)
+        before, self._follows = self._follows, None
+        if place is None or after is None or after.past:
+            stopped = before is not None and (self._playout.held or before[0] != self._playout.epoch)
+            return VoiceStopped(self.session, Epoch(before[0]), Ticks(pts)) if before and stopped else None
+        self._follows = (place.epoch, pts + FRAME, place.position + FRAME)
+        if before == (place.epoch, pts, place.position):
+            return None
+        return VoicePlaced(self.session, place.epoch, place.position, Ticks(pts))
+
+
 class SimListener:
     """A person: a microphone that can be made to speak, a loudspeaker whose sound is recorded, a page that reports."""
 
@@ -216,6 +327,7 @@ class SimListener:
             allow_barge_in=barge_in,
             pts_at=self._pts_at,
         )
+        self.view = SimView(world, session, self.line.playout)
 
     def _pts_at(self, now: Nanos) -> int:
         return int(ticks_from_nanos(now - self._origin))
@@ -240,6 +352,13 @@ class SimListener:
     def type(self, text: str, *, at: Nanos, key: str) -> None:
         self._world.at(at, lambda: self._flush_after(lambda now: self.line.say(text, key, now)))
 
+    def look(self, *, at: Nanos) -> None:
+        """Pictures are wanted from now on; their clock is that of the voice."""
+        self._world.at(at, lambda: self.view.start(self._origin))
+
+    def look_away(self, *, at: Nanos) -> None:
+        self._world.at(at, self.view.end)
+
     def stop(self, *, at: Nanos) -> None:
         """The page mutes itself and says where the ear stood."""
         self._world.at(at, self._stop)
@@ -262,6 +381,8 @@ class SimListener:
         heard_at = now + self.network.delay + self.network.buffer
         pts = self._pts
         self._world.at(heard_at, lambda: self._hear(frame, pts))
+        if (placed := self.view.sent_voice(pts)) is not None:
+            self._world.at(now, lambda: placed)
         self._pts += FRAME
         self._microphone()
         self._flush_after(self.line.tick)

@@ -2,24 +2,91 @@
 
 1. Every fence is a launch: it passes when the launch has come back.
 2. The anchor (the pinned example turns) is prefilled once and shared by reference.
+3. An output slot is free again when both have done with it: the front end, and whoever overhears it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
 from duplexd.engine.dialogue import Context
 from duplexd.errors import SessionRefused
 from duplexd.ids import Epoch, FenceId, SessionId
 from duplexd.memory.classes import CacheClass
-from duplexd.memory.guards import After
+from duplexd.memory.guards import After, Passed
 from duplexd.memory.layout import ArenaLayout, PartitionSpec
 from duplexd.memory.ledger import Lease, SlotLedger
 from duplexd.memory.pages import PageLedger
 from duplexd.messages import SessionBytes
 
 INGEST, STATE, LATENTS, PAGES = "ingest", "state", "latents", "pages"
+NOISY, CLEAN, VOICE, MOTION = "noisy", "clean", "voice", "motion"
+
+
+class PictureSlots:
+    """Slots of shared memory for pictures: who has which, until the front end has copied it out.
+
+    Args:    count: of all; session_max: what one session may have, so that a front end that does not read one person's
+             pictures holds up nobody else's.
+    """
+
+    def __init__(self, count: int, *, session_max: int) -> None:
+        self.count = count
+        self._session_max = session_max
+        # Last in, first out: memory that nobody needed is never touched.
+        self._free = list(reversed(range(count)))
+        self._owners: dict[int, SessionId] = {}
+        self._held: Counter[SessionId] = Counter()
+
+    def available(self, session: SessionId) -> bool:
+        return bool(self._free) and self._held[session] < self._session_max
+
+    def take(self, session: SessionId) -> int | None:
+        """A slot, or None at the bound."""
+        if not self.available(session):
+            return None
+        slot = self._free.pop()
+        self._owners[slot] = session
+        self._held[session] += 1
+        return slot
+
+    def give_back(self, slot: int) -> SessionId | None:
+        """Returns whose it was; None for a slot nobody had, which changes nothing."""
+        session = self._owners.pop(slot, None)
+        if session is None:
+            return None
+        self._held[session] -= 1
+        if not self._held[session]:
+            del self._held[session]
+        self._free.append(slot)
+        return session
+
+    def held(self, session: SessionId) -> int:
+        return self._held.get(session, 0)
+
+    @property
+    def free_count(self) -> int:
+        return len(self._free)
+
+    def check(self) -> None:
+        """Raises AssertionError when a slot is lost or counted twice."""
+        if sorted([*self._free, *self._owners]) != list(range(self.count)):
+            raise AssertionError(f"picture slots: {len(self._free)} free, {len(self._owners)} held of {self.count}")
+
+
+class FaceStores:
+    """Ledgers of what faces hold in the arena, and the slots of their pictures."""
+
+    def __init__(self, layout: ArenaLayout, pictures: PictureSlots, *, passed: Passed) -> None:
+        self.noisy, self.clean, self.voice, self.motion = (
+            SlotLedger(layout.partitions[name], passed=passed) for name in (NOISY, CLEAN, VOICE, MOTION)
+        )
+        self.pictures = pictures
+
+    @property
+    def ledgers(self) -> tuple[SlotLedger, ...]:
+        return (self.noisy, self.clean, self.voice, self.motion)
 
 
 class Stores:
@@ -33,6 +100,8 @@ class Stores:
         context_extents_max: int,
         copies_max: int = 64,
         host: PartitionSpec | None = None,
+        picture_slots: int = 0,
+        sessions_max: int = 1,
     ) -> None:
         self.layout = layout
         self.host = None if host is None else SlotLedger(host)
@@ -42,6 +111,13 @@ class Stores:
         self.pages = PageLedger(layout.partitions[PAGES], pages_max=context_extents_max, host=self.host)
         self.out_slots = deque(range(out_slots))
         self.out_slots_count = out_slots
+        self._overheard: Counter[int] = Counter()  # output slots that a face still reads
+        self._freed_early: set[int] = set()  # of them, those the front end has done with
+        self._running: set[FenceId] = set()  # launches of faces that have not come back
+        self.face: FaceStores | None = None
+        if NOISY in layout.partitions:
+            pictures = PictureSlots(picture_slots, session_max=max(1, picture_slots // max(1, sessions_max)))
+            self.face = FaceStores(layout, pictures, passed=lambda fence: fence not in self._running)
         self.copies_max = copies_max
         self.anchor = Context(self.pages, self.pages.open(None), ())
 
@@ -71,13 +147,40 @@ class Stores:
     def discard(self, lease: Lease, *, after: After = None) -> None:
         self.latents.discard(lease, after=after)
 
+    # Output slots are read by two: the front end, and the character itself.
+
+    def overhear(self, slot: int) -> None:
+        """A face will read this slot: it is not written again before `overheard`."""
+        self._overheard[slot] += 1
+
+    def overheard(self, slot: int) -> None:
+        self._overheard[slot] -= 1
+        if not self._overheard[slot]:
+            del self._overheard[slot]
+            if slot in self._freed_early:
+                self._freed_early.remove(slot)
+                self.out_slots.append(slot)
+
+    def slots_freed(self, slots: Iterable[int]) -> None:
+        """The front end has copied these out."""
+        for slot in slots:
+            if slot in self._overheard:
+                self._freed_early.add(slot)
+            else:
+                self.out_slots.append(slot)
+
+    def fence_begun(self, fence: FenceId) -> None:
+        """A launch of a face goes out; what it may touch is not free before it has come back."""
+        self._running.add(fence)
+
     def fence_passed(self, fence: FenceId) -> None:
+        self._running.discard(fence)
         for ledger in self._ledgers:
             ledger.fence_passed(fence)
 
     def bytes_of(self, session: SessionId) -> SessionBytes:
         """What a session holds, also behind fences. O(1)."""
-        arena = (self.ingest, self.state, self.latents, self.pages)
+        arena = self._in_arena
         return SessionBytes(
             session,
             arena=sum(ledger.owned(session) * ledger.spec.slot_bytes for ledger in arena),
@@ -85,20 +188,26 @@ class Stores:
         )
 
     @property
+    def _in_arena(self) -> tuple[SlotLedger | PageLedger, ...]:
+        return (self.ingest, self.state, self.latents, self.pages, *(self.face.ledgers if self.face else ()))
+
+    @property
     def _ledgers(self) -> tuple[SlotLedger | PageLedger, ...]:
-        arena = (self.ingest, self.state, self.latents, self.pages)
+        arena = self._in_arena
         return arena if self.host is None else (*arena, self.host)
 
     def pool_share(self, tokens: int) -> float:
         return tokens / self.pages.spec.rows
 
     def close_session(self, session: SessionId, *, after: After) -> None:
-        for ledger in (self.ingest, self.state, self.latents):
+        for ledger in (self.ingest, self.state, self.latents, *(self.face.ledgers if self.face else ())):
             ledger.close(session, after=after)
 
     def check(self) -> None:
         """Raises LedgerError when any ledger contradicts itself."""
         for ledger in self._ledgers:
             ledger.check()
+        if self.face is not None:
+            self.face.pictures.check()
         if len(self.out_slots) > self.out_slots_count or len(set(self.out_slots)) != len(self.out_slots):
             raise AssertionError(f"output slots are counted twice: {list(self.out_slots)}")

@@ -15,6 +15,7 @@ from duplexd.units import Nanos, Ticks, nanos_from_ticks, ticks_from_ms, ticks_f
 
 #: A report older than this is not extrapolated any further: the listener's network may be gone.
 EXTRAPOLATE_MAX = ticks_from_ms(500)
+NANOS_PER_TICK = 20_834  #: rounded up
 BUDGET_MIN = ticks_from_ms(300)
 BUDGET_MAX = ticks_from_ms(1500)
 
@@ -116,3 +117,40 @@ class Timeline:
         self.epoch = Epoch(self.epoch + 1)
         self.generation = self.published = self.reported = at
         self.held = False
+
+
+class PictureTimeline(Timeline):
+    """The picture's: both processes read one clock, so where the eye is needs no report.
+
+    Playback goes on whether or not something was made: a frame that comes late is dropped, never shown later.
+    """
+
+    def __init__(self, *, ahead: Ticks) -> None:
+        super().__init__()
+        self.assumed = False
+        self.ahead = ahead  #: how far beyond the way through the stages a chunk may be begun
+        self._origin = Nanos(0)
+
+    def begin(self, origin: Nanos) -> None:
+        """Picture time 0 is due at `origin`; nothing was made on it yet."""
+        self._origin = origin
+        self.generation = self.published = self.reported = Ticks(0)
+
+    def playback(self, now: Nanos) -> Ticks:
+        return ticks_from_nanos(max(0, now - self._origin))
+
+    def due(self, pts: Ticks) -> Nanos:
+        return Nanos(self._origin + nanos_from_ticks(pts))
+
+    def budget(self, chunk: Ticks, making: Ticks = Ticks(0)) -> Ticks:
+        return Ticks(chunk + self.ahead + making)
+
+    def reenters_budget_at(self, end: Ticks, budget: Ticks, now: Nanos) -> Nanos | None:
+        short = end - self.playback(now) - budget
+        return now if short <= 0 else Nanos(now + nanos_from_ticks(short) + NANOS_PER_TICK)
+
+    def silence_at(self, made: Ticks, now: Nanos) -> Nanos:
+        return self.due(made)
+
+    def silent_for(self, now: Nanos) -> Nanos:
+        return Nanos(max(0, now - self.due(self.published)))

@@ -62,15 +62,19 @@ class Memory:
 
     def __init__(self) -> None:
         self.slots: dict[int, npt.NDArray[Any]] = {}
+        self.pictures: dict[tuple[int, int], npt.NDArray[Any]] = {}  #: by slot and place in it
 
     def read(self, slot: int, samples: int) -> npt.NDArray[np.int16]:
+        return self.slots[slot][:samples]
+
+    def read_output(self, slot: int, samples: int) -> npt.NDArray[np.int16]:
         return self.slots[slot][:samples]
 
     def write(self, slot: int, pcm: npt.NDArray[np.int16]) -> None:
         self.slots[slot] = pcm.copy()
 
-    def write_picture(self, slot: int, picture: npt.NDArray[np.uint8]) -> None:
-        self.slots[slot] = picture.copy()
+    def write_picture(self, slot: int, at: int, picture: npt.NDArray[np.uint8]) -> None:
+        self.pictures[slot, at] = picture.copy()
 
 
 def names(session: int, chunk: int = 1) -> tuple[SessionId, Epoch, ChunkId, ConditionVersion]:

@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import msgspec
+
+from duplexd.memory.histories import HistoryShape
 from duplexd.memory.layout import PartitionSpec
-from duplexd.streams.stage import Cut, Role, Stage, StageSpec
+from duplexd.streams.stage import FACE_ROLES, Cut, Role, Stage, StageSpec
 from duplexd.units import INPUT_RATE, Ticks, samples_from_ticks
 
 
@@ -44,6 +47,30 @@ class Dialect(Protocol):
     def stream(self) -> TextStream: ...
 
 
+class FacePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the core must know of a family's face. Lengths of sound and motion are whole frames.
+
+    Its stages play the roles OVERHEAR, GENERATE, REFINE and DECODE; its partitions are `noisy`, `clean` (histories),
+    `voice` (own voice) and `motion` (chunks between generator and decoder).
+    """
+
+    character: str
+    size: tuple[int, int]  #: of a picture: width and height, even numbers
+    frame: Ticks  #: how long one frame is shown at full fidelity
+    frames: int  #: of a chunk
+    frame_tokens: int  #: of one frame in a history
+    history: HistoryShape
+    conditions: tuple[str, ...]  #: names of a condition's numbers: moods, `look_x`, `look_y`
+    voice_before: Ticks  #: how much of its own voice before a chunk is heard, what an encoder looks back included
+    voice_after: Ticks  #: how far beyond a frame its own voice is heard
+    voice_ring: Ticks  #: length of the ring it lies in
+    listen_delay: Ticks  #: between the end of the person's sound that is heard and the chunk
+
+    @property
+    def chunk(self) -> Ticks:
+        return Ticks(self.frames * self.frame)
+
+
 class ModelPlan:
     """One model family, ready to be laid out and scheduled."""
 
@@ -74,6 +101,7 @@ class ModelPlan:
         long_term_tokens: int = 0,
         weights_bytes: int = 0,
         weights_held: str = "",
+        face: FacePlan | None = None,
     ) -> None:
         self.name = name
         self.stages = {spec.name: spec for spec in stages}
@@ -99,6 +127,7 @@ class ModelPlan:
         self.voice = voice  #: what tells voice in the person's audio: "silero" or "energy"
         self.weights_bytes = weights_bytes  #: of weights that lie beside the arena, as far as headers and files tell
         self.weights_held = weights_held  #: which these are and why, in words
+        self.face = face  #: None: a voice without a face
         self._by_role = {spec.role: spec for spec in reversed(stages)}
         _check(self)
 
@@ -113,6 +142,13 @@ class ModelPlan:
         return spec
 
 
+def face_lanes(stages: Iterable[StageSpec]) -> frozenset[str]:
+    """Lanes on which nothing but a face is made: nobody who speaks waits for them."""
+    specs = tuple(stages)
+    shared = {spec.lane for spec in specs if spec.role not in FACE_ROLES}
+    return frozenset({spec.lane for spec in specs} - shared)
+
+
 def _check(plan: ModelPlan) -> None:
     """Edges join stages that exist and carry one kind of payload."""
     for source, target in plan.edges:
@@ -122,4 +158,6 @@ def _check(plan: ModelPlan) -> None:
     if samples_from_ticks(plan.listen_max, INPUT_RATE) > plan.ring_samples:
         raise ValueError(f"model {plan.name}: its ears read further back than its ring of {plan.ring_samples} samples")
     for role in (Role.COPY, Role.LISTEN, Role.THINK, Role.TALK, Role.RENDER):
+        plan.need(role)
+    for role in FACE_ROLES if plan.face is not None else ():
         plan.need(role)

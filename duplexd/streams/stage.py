@@ -53,6 +53,10 @@ class Role(Enum):
     __hash__ = object.__hash__
 
 
+#: What a face is made of. Nobody who speaks waits for any of it.
+FACE_ROLES = frozenset({Role.OVERHEAR, Role.GENERATE, Role.REFINE, Role.DECODE})
+
+
 class Cut(Enum):
     """How finely a model can be interrupted; published, never promised finer."""
 
@@ -171,14 +175,6 @@ class RenderJob(Job, frozen=True, tag=True):
     slot: int  #: shared-memory output slot to fill with int16 PCM
 
 
-class FaceJob(Job, frozen=True, tag=True):
-    """One stage's share of one chunk of the face: the generator's, the refiner's or the decoder's."""
-
-    span: Span  #: on the face's output timeline
-    steps: int  #: denoising steps, as the fidelity of the moment has it
-    window: int  #: finished chunks that are read
-
-
 class MoveJob(Job, frozen=True, tag=True):
     """Copy pages of one context to host memory, or back."""
 
@@ -191,8 +187,20 @@ class OverhearJob(Job, frozen=True, tag=True):
 
     slot: int  #: shared-memory output slot with the PCM
     ring: SlotId  #: the session's slot of the `voice` partition
-    start: Ticks  #: on the session's output timeline
+    start: Ticks  #: on the session's output timeline; the ring is addressed by it
     samples: int
+
+
+class Spoken(msgspec.Struct, frozen=True, array_like=True):
+    """Own voice on the picture's timeline: what stands at `span` lies in the voice ring from `position` on."""
+
+    span: Span
+    position: Ticks
+
+    @property
+    def shift(self) -> int:
+        """Picture time less position."""
+        return self.span.start - self.position
 
 
 class ReferenceJob(Job, frozen=True, tag=True):
@@ -211,9 +219,9 @@ class MotionJob(Job, frozen=True, tag=True):
     window: tuple[SlotId, ...]  #: oldest first, anchors before all; the chunk's own slot last
     tokens: tuple[int, ...]  #: visible in each
     motion: SlotId  #: slot of the `motion` partition: drafts are written and read, the final motion is written
-    start: Ticks  #: on the session's output timeline, a whole number of frames
+    start: Ticks  #: on the picture's timeline, a whole number of frames
     voice: SlotId  #: own voice
-    spoken: tuple[Span, ...]  #: where that ring holds what is, or will be, heard; elsewhere is silence
+    spoken: tuple[Spoken, ...]  #: where that ring holds what is, or will be, heard; elsewhere is silence
     ring: SlotId  #: the person's sound, 16 kHz
     heard_end: int  #: sample of it that had come when a chunk of this start could first be made (`listen_delay` before)
     heard_from: int  #: first sample the ring still holds
@@ -221,7 +229,7 @@ class MotionJob(Job, frozen=True, tag=True):
 
 
 class GenerateJob(MotionJob, frozen=True, tag=True):
-    pass
+    steps: int = 0  #: of denoising, from the noisiest on; 0: as many as the model was made for
 
 
 class RefineJob(MotionJob, frozen=True, tag=True):
@@ -233,7 +241,8 @@ class DecodeJob(Job, frozen=True, tag=True):
     character: str
     first: int  #: frames of the chunk, half-open
     stop: int
-    slots: tuple[int, ...]  #: shared-memory output slots, one a frame, each filled with a picture in I420
+    slot: int  #: shared-memory picture slot, filled with pictures in I420, one after another
+    stride: int = 1  #: every so many frames one is drawn, the first among them
 
 
 # Results ----------------------------------------------------------------------------------------------------------
@@ -295,7 +304,7 @@ class MotionResult(Result, frozen=True, tag=True):
 
 
 class DecodeResult(Result, frozen=True, tag=True):
-    frames: int
+    pictures: int
 
 
 class Stage(Protocol):
@@ -309,9 +318,10 @@ class Stage(Protocol):
     def run(self, jobs: Sequence[Any], media: Any) -> list[Any]:
         """Run the jobs as one batch and return a result per job, in order.
 
-        `media` is the shared memory of the engine: `media.read(slot, samples) -> int16 array` and
-        `media.write(slot, pcm: int16 array)`. Raises any exception for the whole batch; a single bad row returns a
-        `Failed` result instead, and its neighbours go on.
+        `media` is the shared memory of the engine: `media.read(slot, samples) -> int16 array` of what the person said,
+        `media.write(slot, pcm: int16 array)` and `media.read_output(slot, samples)` of the character's own voice, and
+        `media.write_picture(slot, at, picture: uint8 array)`. Raises any
+        exception for the whole batch; a single bad row returns a `Failed` result instead, and its neighbours go on.
         """
 
 

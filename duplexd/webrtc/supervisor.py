@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from duplexd import clock
-from duplexd.channel import Channel, MediaShape, SharedMedia
-from duplexd.config import Config, named_options
+from duplexd.channel import PICTURES_PER_SLOT, Channel, MediaShape, SharedMedia
+from duplexd.config import NO_FACE, Config, face_of, named_options
 from duplexd.errors import ChannelClosed, ChannelFull
 from duplexd.messages import EngineReady, FreeSlots, MediaArrived, Metrics, SessionBytes, pack, unpack_news
 from duplexd.units import BLOCK_SAMPLES, NANOS_PER_SECOND, Nanos
@@ -32,6 +32,9 @@ from duplexd.units import BLOCK_SAMPLES, NANOS_PER_SECOND, Nanos
 IN_SLOTS_PER_SESSION = 24
 OUT_SLOTS_PER_SESSION = 8
 CHUNK_SAMPLES_MAX = 24_000
+#: Pictures on their way to the front end; a page that is seen has three fifths of a second of them.
+PICTURE_SLOTS_PER_SESSION = 12
+PICTURE_BYTES_MAX = 512 * 512 * 3 // 2
 #: Packets that may wait for an engine that does not read: what its sessions can say in the time until it counts as
 #: wedged. Media blocks are bounded by their slots already.
 BACKLOG_MIN, BACKLOG_PER_SESSION = 1024, 256
@@ -85,11 +88,14 @@ class Supervisor:
     # Life -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        face = face_of(self.config)
         shape = MediaShape(
             in_slots=IN_SLOTS_PER_SESSION * self.config.sessions_max,
             in_samples=BLOCK_SAMPLES,
             out_slots=OUT_SLOTS_PER_SESSION * self.config.sessions_max,
             out_samples=CHUNK_SAMPLES_MAX,
+            picture_slots=PICTURE_SLOTS_PER_SESSION * self.config.sessions_max if face != NO_FACE else 0,
+            picture_bytes=PICTURES_PER_SLOT * PICTURE_BYTES_MAX if face != NO_FACE else 0,
         )
         ours, theirs = Channel.pair()
         self.media = SharedMedia.create(shape)
@@ -114,6 +120,8 @@ class Supervisor:
         """The engine's own configuration struct lives in its process; here it is plain JSON."""
         config = self.config
         options = {"thinker": config.thinker} if config.thinker else {}
+        if (face := face_of(config)) != NO_FACE:
+            options["face"] = face
         if config.long_term:
             options["long_term"] = str(config.long_term)
         return msgspec.json.encode(

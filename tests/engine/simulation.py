@@ -57,12 +57,20 @@ class Simulation:
         rows: int = 1,
         lanes_target: float = 0.7,
         fails: Callable[[Launch], str] | None = None,
+        face: str = "none",
     ) -> None:
-        self.plan = clock_plan()
+        self.plan = clock_plan({"face": face})
         for name in ("talk", "render"):
             self.plan.stages[name] = msgspec.structs.replace(self.plan.stages[name], batch_max=rows)
         layout = layout_of(self.plan, sessions_max, sessions_resident)
-        media = MediaShape(in_slots=64, in_samples=512, out_slots=8 * sessions_max, out_samples=RATE)
+        media = MediaShape(
+            in_slots=64,
+            in_samples=512,
+            out_slots=8 * sessions_max,
+            out_samples=RATE,
+            picture_slots=12 * sessions_max if face != "none" else 0,
+            picture_bytes=2 * 64 * 96,
+        )
         config = EngineConfig(
             model="clock",
             media=media,
@@ -73,6 +81,7 @@ class Simulation:
             speculation=speculation,
             policy_options=policy_options or {},
             lanes_target=lanes_target,
+            model_options={"face": face},
         )
         self.core: EngineCore = core_of(config, self.plan, layout)
         self.arena = Arena(layout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duplexd.engine.admission import LOAD_MAX, Aimd, Fidelity, Ladder, Places, places_of, taken
+from duplexd.engine.admission import LOAD_MAX, Aimd, Places, places_of, taken
 from duplexd.streams.stage import CostModel, PayloadKind, Role, StageSpec
 
 
@@ -114,20 +114,3 @@ def test_the_scarcest_is_a_lane_or_all_cores_together() -> None:
     assert taken(lanes, cores=None) == 0.6
     assert taken(lanes, cores=1) == 1.1
     assert taken({"think": None}, cores=2) is None
-
-
-# Fidelity ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_ladder_goes_down_under_harm_to_its_floor_and_up_when_all_is_well() -> None:
-    best, middle, floor = Fidelity(4, 6), Fidelity(3, 4), Fidelity(2, 2)
-    ladder = Ladder([best, middle, floor], patience=2)
-    seen = [ladder.look(harmed=harmed) for harmed in (0, 1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0)]
-
-    assert seen == [best, middle, floor, floor, floor, middle, middle, floor, floor, middle, middle, best]
-
-
-def test_without_a_ladder_nothing_changes() -> None:
-    ladder = Ladder([Fidelity(4, 6)])
-
-    assert [ladder.look(harmed=1) for _ in range(5)] == [Fidelity(4, 6)] * 5

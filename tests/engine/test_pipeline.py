@@ -6,20 +6,21 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
-from duplexd.engine.admission import Fidelity
 from duplexd.engine.chunk import Chunk, ChunkState
+from duplexd.engine.governor import Fidelity
 from duplexd.engine.monitor import StageTimes
-from duplexd.engine.pipeline import Pipeline
+from duplexd.engine.pipeline import Made, Pipeline
 from duplexd.engine.policy import Gate, Interaction, SchedulingPolicy, policy_of
 from duplexd.engine.scheduler import Scheduler
 from duplexd.engine.virtual import VirtualTime
 from duplexd.engine.work import Need, Work
-from duplexd.ids import ConditionVersion, Epoch, SessionId, WorkId
+from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId, WorkId
 from duplexd.messages import Cursor, CursorReported
-from duplexd.streams.stage import CostModel, FaceJob, PayloadKind, Role, StageSpec
-from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks, nanos_from_ms, ticks_from_ms
+from duplexd.streams.stage import CostModel, PayloadKind, Role, StageSpec
+from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Span, Ticks, nanos_from_ms, ticks_from_ms
 
 SECOND = ticks_from_ms(1000)
 NAMES = ("generator", "refiner", "decoder")
@@ -31,6 +32,23 @@ STAGES = [
 EDGES = list(pairwise(NAMES))
 LPM_MS = (700.0, 700.0, 180.0)
 T0 = Nanos(100 * NANOS_PER_SECOND)
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What a stage was asked for: a copy, since a chunk changes on its way."""
+
+    session: SessionId
+    epoch: Epoch
+    chunk: ChunkId
+    condition: ConditionVersion
+    span: Span
+    steps: int
+
+
+def launched(face: Pipeline, work: Work, work_id: WorkId, now: Nanos) -> Job:
+    passing = face.launch(work, work_id, now)
+    chunk = passing.chunk
+    return Job(face.session, chunk.epoch, chunk.chunk_id, passing.condition, chunk.span, passing.fidelity.steps)
 
 
 class Engine:
@@ -45,7 +63,7 @@ class Engine:
             self.times.note(name, cost)
         self.faces: dict[SessionId, Pipeline] = {}
         self.time = VirtualTime(T0)
-        self.ran: list[tuple[float, str, FaceJob]] = []  #: (ms, stage, job) as launched
+        self.ran: list[tuple[float, str, Job]] = []  #: (ms, stage, job) as launched
         self.published: list[tuple[float, SessionId, Chunk]] = []
         self.hears = True  #: listeners report what they play
         self._work = 0
@@ -55,7 +73,7 @@ class Engine:
             session=SessionId(session),
             stages=STAGES,
             length=length,
-            policy=self.policy,
+            lookahead=self.policy.lookahead,
             times=self.times,
             fidelity=Fidelity(2, 2),
             now=self.now,
@@ -97,7 +115,7 @@ class Engine:
             offers.close()
             self._work += 1
             work_id = WorkId(self._work)
-            self.ran.append((self.ms, work.stage, self.faces[work.session].launch(work, work_id, self.now)))
+            self.ran.append((self.ms, work.stage, launched(self.faces[work.session], work, work_id, self.now)))
             self.scheduler.begin(work_id, work.stage, [(work.session, 1)])
             self.scheduler.offer(work.session, list(self.faces[work.session].offers(self.now)), self.now)
             self._end_later(work_id, work.session, work.stage)
@@ -107,9 +125,9 @@ class Engine:
 
     def _end(self, work: WorkId, session: SessionId, stage: str) -> None:
         self.scheduler.end(work, self.costs[stage])
-        chunk = self.faces[session].finish(work, self.now)
-        if chunk is not None:
-            self.published.append((self.ms, session, chunk))
+        made = self.faces[session].finish(work, self.now)
+        if made is not None:
+            self.published.append((self.ms, session, made.chunk))
 
     def lane(self, stage: str) -> list[tuple[int, int]]:
         """(session, start of the chunk in ms) in the order of launches."""
@@ -295,7 +313,7 @@ def test_a_stage_that_fails_takes_its_chunk_and_those_made_on_it() -> None:
     face = engine.face(1)
     finish, failed = face.finish, []
 
-    def faulty(work: WorkId, now: Nanos) -> Chunk | None:
+    def faulty(work: WorkId, now: Nanos) -> Made | None:
         stage = next((p.stage, p.chunk.span.start) for p in face._passing if p.work == work) if not failed else None
         if stage == (1, 2 * SECOND):
             failed.append(work)
@@ -329,7 +347,7 @@ def test_generation_never_runs_further_ahead_than_the_gate_allows(seed: int) -> 
         session=SessionId(1),
         stages=STAGES,
         length=SECOND,
-        policy=policy,
+        lookahead=policy.lookahead,
         times=times,
         fidelity=Fidelity(2, 2),
         now=T0,
@@ -344,9 +362,9 @@ def test_generation_never_runs_further_ahead_than_the_gate_allows(seed: int) -> 
                 work = rng.choice(offers)
                 number += 1
                 before = face.timeline.generation
-                running[face.launch(work, WorkId(number), now).chunk, work.stage] = WorkId(number)
+                running[launched(face, work, WorkId(number), now).chunk, work.stage] = WorkId(number)
                 if work.role is Role.GENERATE:
-                    limit = policy.lookahead(Gate(Role.GENERATE, SECOND, face._budget))
+                    limit = policy.lookahead(Gate(Role.GENERATE, SECOND, face._budget(SECOND)))
                     assert limit is not None
                     assert face.timeline.generation == before + SECOND
                     assert face.timeline.generation - face.timeline.playback(now) <= limit
@@ -370,14 +388,16 @@ def test_generation_never_runs_further_ahead_than_the_gate_allows(seed: int) -> 
     assert number > 2000
 
 
-def test_the_fidelity_of_the_moment_goes_with_every_job() -> None:
+def test_a_chunk_keeps_the_fidelity_it_was_planned_with() -> None:
     engine = Engine(LPM_MS, policy_of("fcfs"))
     face = engine.face(1)
     engine.at(3000, lambda: setattr(face, "fidelity", Fidelity(1, 1)))
     engine.run(6000)
 
-    assert {job.steps for ms, _, job in engine.ran if ms < 3000} == {2}
-    assert {job.steps for ms, _, job in engine.ran if ms >= 3000} == {1}
+    begun = {job.chunk: ms for ms, stage, job in engine.ran if stage == "generator"}
+
+    assert {job.steps for _, _, job in engine.ran if begun[job.chunk] < 3000} == {2}
+    assert {job.steps for _, _, job in engine.ran if begun[job.chunk] >= 3000} == {1}
 
 
 def test_states_of_a_chunk_on_its_way() -> None:

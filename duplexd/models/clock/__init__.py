@@ -20,16 +20,24 @@ CLAUSE_MAX = ticks_from_ms(CLOCK_WORD_MS * WORDS_PER_CLAUSE)
 
 
 def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
-    """The plan of the word clock. Raises ConfigError for any option: it takes none."""
+    """The plan of the word clock.
+
+    Args:    options: `face`: "flash" or "none", as by default.
+    Raises:  ConfigError for another option, or another face.
+    """
+    from duplexd.models.clock import face
+
+    options = dict(options or {})
+    shown = face.face_plan(options.pop("face", "none"))
     if options:
-        raise ConfigError(f"model clock has no option {', '.join(sorted(options))}; it takes none")
+        raise ConfigError(f"model clock has no option {', '.join(sorted(options))}; it has: face")
     return ModelPlan(
         name="clock",
-        stages=STAGES,
-        edges=[("copy", "ears"), ("think", "talk"), ("talk", "render")],
+        stages=STAGES if shown is None else (*STAGES, *face.STAGES),
+        edges=[*EDGES, *(() if shown is None else face.EDGES)],
         dialect=ClockDialect(),
-        partitions=_partitions,
-        build=_build,
+        partitions=_partitions if shown is None else lambda sessions: _partitions(sessions) + face.partitions(sessions),
+        build=_build if shown is None else lambda: _build() | face.build(),
         sample_rate=24_000,
         grain=ticks_from_ms(10),
         chunk_ramp=(ticks_from_ms(160), ticks_from_ms(240), ticks_from_ms(320)),
@@ -43,7 +51,11 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         listen_max=ticks_from_ms(8000),
         cut=Cut.AT_CURSOR,
         voice="energy",
+        face=shown,
     )
+
+
+EDGES = (("copy", "ears"), ("think", "talk"), ("talk", "render"))
 
 
 STAGES = (

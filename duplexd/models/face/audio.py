@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from duplexd.models.face.motion import FRAMES_PER_SECOND
-from duplexd.units import Span
+from duplexd.streams.stage import Spoken
 
 MELS = 40
 MEL_RATE = 100
@@ -120,9 +120,19 @@ def valid_stretch(ring: Tensor, start: int, stop: int, valid: Sequence[tuple[int
     return pcm
 
 
-def sample_ranges(spans: Sequence[Span], rate: int) -> list[tuple[int, int]]:
-    """Spans of the timeline as ranges of samples."""
-    return [(span.start * rate // 48_000, span.end * rate // 48_000) for span in spans]
+def spoken_stretch(ring: Tensor, start: int, stop: int, spoken: Sequence[Spoken], rate: int) -> Tensor:
+    """Samples `start` to `stop` of the picture's timeline from a ring that is addressed by positions of the voice.
+
+    Two pieces may stand beside each other: a voice that was held goes on later than it was said.
+    """
+    pcm = ring.new_zeros(stop - start)
+    for piece in spoken:
+        shift = piece.shift * rate // 48_000
+        low, high = (max(start, piece.span.start * rate // 48_000), min(stop, piece.span.end * rate // 48_000))
+        if low < high:
+            at = torch.arange(low - shift, high - shift, device=ring.device) % len(ring)
+            pcm[low - start : high - start] = ring[at]
+    return pcm
 
 
 def mixed(a: Tensor, b: Tensor) -> Tensor:

@@ -216,19 +216,20 @@ class FaceSuite:
         stage.load(performer.arena)
         performer.chunk()
         before = Bytes(performer.arena)
-        result_of(stage, DecodeJob(*names(1), SlotId(0), "mira", 0, 8, tuple(range(8))), memory)
-        result_of(stage, DecodeJob(*names(2), SlotId(1), "theo", 0, 2, (20, 21)), memory)
-        result_of(stage, DecodeJob(*names(1), SlotId(0), "mira", 5, 6, (30,)), memory)
+        result_of(stage, DecodeJob(*names(1), SlotId(0), "mira", 0, 8, 0), memory)
+        result_of(stage, DecodeJob(*names(2), SlotId(1), "theo", 0, 2, 20), memory)
+        result_of(stage, DecodeJob(*names(1), SlotId(0), "mira", 5, 8, 30, 2), memory)
         before.check_only({})
-        same(memory.slots[30], memory.slots[5], "a picture drawn again after others")
-        assert memory.slots[0].shape == (768, 512), f"pictures are {memory.slots[0].shape}"
-        assert not np.array_equal(memory.slots[5], memory.slots[20]), "two characters look alike"
+        same(memory.pictures[30, 0], memory.pictures[0, 5], "a picture drawn again after others")
+        same(memory.pictures[30, 1], memory.pictures[0, 7], "a picture drawn among every second")
+        assert memory.pictures[0, 0].shape == (768, 512), f"pictures are {memory.pictures[0, 0].shape}"
+        assert not np.array_equal(memory.pictures[0, 5], memory.pictures[20, 0]), "two characters look alike"
 
     def decode_keeps_nothing(self) -> None:
         performer, memory, stage = Performer(self.weights, self.parts), Memory(), Decoder()
         stage.load(performer.arena)
         performer.chunk()
-        jobs = [DecodeJob(*names(1), SlotId(0), "mira", 0, 8, tuple(range(8)))]
+        jobs = [DecodeJob(*names(1), SlotId(0), "mira", 0, 8, 0)]
         result_of(stage, jobs[0], memory)
         held = held_bytes(stage)
         for _ in range(3):

@@ -24,7 +24,7 @@ from duplexd.memory.window import Window
 from duplexd.models.face.checkpoint import FaceWeights
 from duplexd.models.face.motion import CHUNK_FRAMES, CHUNK_TICKS, CONDITION, FRAME_TICKS, Motion
 from duplexd.models.face.stages import VOICE_RATE, VOICE_SAMPLES, Generator, Refiner, history_shape, partitions
-from duplexd.streams.stage import Failed, GenerateJob, MotionJob, ReferenceJob, RefineJob
+from duplexd.streams.stage import Failed, GenerateJob, MotionJob, ReferenceJob, RefineJob, Spoken
 from duplexd.units import INPUT_RATE, Span, Ticks
 
 J = TypeVar("J", bound=MotionJob)
@@ -171,7 +171,7 @@ class Performer:
             motion=SlotId(index),
             start=Ticks(frame * FRAME_TICKS),
             voice=SlotId(index),
-            spoken=(Span(Ticks(0), Ticks(own_end * 2)),),
+            spoken=(Spoken(Span(Ticks(0), Ticks(own_end * 2)), Ticks(0)),),
             ring=SlotId(index),
             heard_end=heard_end,
             heard_from=max(0, heard_end - PERSON_SAMPLES) if self.heard else heard_end,

@@ -24,12 +24,14 @@ from duplexd.memory.arena import Shelf, sizes_of
 from duplexd.memory.histories import HistoryShape
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section, shelf_partition
 from duplexd.models.face import audio
+from duplexd.models.face.audio import AudioEncoder
 from duplexd.models.face.checkpoint import FaceWeights
 from duplexd.models.face.drawing.character import Character, load_character
 from duplexd.models.face.drawing.picture import Studio
 from duplexd.models.face.identity import REFERENCES, anchor_poses
-from duplexd.models.face.motion import CHANNELS, CHUNK_FRAMES, FRAME_TICKS
+from duplexd.models.face.motion import CHANNELS, CHUNK_FRAMES, CONDITION, FRAME_TICKS
 from duplexd.models.face.net import FaceNet, FaceShape, Heard, Places, Reader, blended, velocity_step
+from duplexd.streams.graph import FacePlan
 from duplexd.streams.stage import (
     CostModel,
     DecodeJob,
@@ -47,16 +49,20 @@ from duplexd.streams.stage import (
     Role,
     StageSpec,
 )
-from duplexd.units import INPUT_RATE, samples_from_ticks
+from duplexd.units import INPUT_RATE, Ticks, samples_from_ticks, ticks_from_ms, ticks_from_samples
 
 VOICE_RATE = 24_000
+SIZE = 512  #: of a picture's side, pixels
 #: Own voice that is kept: what a chunk hears of the past, and what may have been said ahead.
 VOICE_SAMPLES = 6 * VOICE_RATE
-#: Chunks of motion between generator and decoder, of one session: one at each stage, and one waiting.
-MOTIONS_PER_SESSION = 4
+#: Chunks of motion between generator and decoder, of one session: one at each stage, one waiting, and two that an
+#: interruption has taken back while a lane still had them.
+MOTIONS_PER_SESSION = 6
+#: Chunks that are begun and not yet seen: two whole ones and what short ones there are between.
+LOOKAHEAD = 6
 
 
-def history_shape(shape: FaceShape, *, lookahead: int = 3) -> HistoryShape:
+def history_shape(shape: FaceShape, *, lookahead: int = LOOKAHEAD) -> HistoryShape:
     return HistoryShape(
         chunk_tokens=shape.tokens, anchor_tokens=shape.anchors, recent=shape.recent, lookahead=lookahead
     )
@@ -67,7 +73,7 @@ def history_fields(shape: FaceShape, dtype: str = "float32") -> tuple[FieldSpec,
     return (FieldSpec("kv", (shape.layers, shape.tokens, 2 * shape.width), dtype),)
 
 
-def partitions(shape: FaceShape, sessions: int, *, lookahead: int = 3) -> tuple[PartitionSpec, ...]:
+def partitions(shape: FaceShape, sessions: int, *, lookahead: int = LOOKAHEAD) -> tuple[PartitionSpec, ...]:
     """Everything of a face that lies in the arena, but for the person's sound (`ingest`), which it shares."""
     slots, history = PartitionKind.SLOTS, history_shape(shape, lookahead=lookahead)
     motions = sessions * MOTIONS_PER_SESSION
@@ -80,6 +86,25 @@ def partitions(shape: FaceShape, sessions: int, *, lookahead: int = 3) -> tuple[
             "voice", slots, sessions, (FieldSpec("pcm", (VOICE_SAMPLES,)),), session_slots=1, section=Section.INGEST
         ),
         PartitionSpec("motion", slots, motions, motion_fields(shape), session_slots=MOTIONS_PER_SESSION),
+    )
+
+
+def face_plan(shape: FaceShape, character: str, *, size: int = SIZE) -> FacePlan:
+    """What the core must know. Raises ConfigError for a character that does not exist."""
+    load_character(character)
+    reach = Ticks(FRAME_TICKS * -(-AudioEncoder(1).reach // audio.FEATURES_PER_FRAME))
+    return FacePlan(
+        character=character,
+        size=(size, size),
+        frame=FRAME_TICKS,
+        frames=shape.frames,
+        frame_tokens=shape.tokens // shape.frames,
+        history=history_shape(shape),
+        conditions=CONDITION,
+        voice_before=Ticks(shape.speak_before * FRAME_TICKS + reach + ticks_from_ms(25)),
+        voice_after=Ticks(shape.speak_after * FRAME_TICKS),
+        voice_ring=ticks_from_samples(VOICE_SAMPLES, VOICE_RATE),
+        listen_delay=Ticks(shape.listen_delay * FRAME_TICKS),
     )
 
 
@@ -107,7 +132,7 @@ class Overhear:
 
     def run(self, jobs: Sequence[OverhearJob], media: Any) -> list[OverhearResult]:
         for job in jobs:
-            pcm = torch.from_numpy(media.read(job.slot, job.samples).astype(np.float32) / 32768.0)
+            pcm = torch.from_numpy(media.read_output(job.slot, job.samples).astype(np.float32) / 32768.0)
             start = samples_from_ticks(job.start, VOICE_RATE)
             at = torch.arange(start, start + job.samples) % VOICE_SAMPLES
             self._ring[job.ring].index_copy_(0, at.to(self._ring.device), pcm.to(self._ring.device))
@@ -260,8 +285,9 @@ class _MotionStage:
         shape, first = self.shape, job.start // FRAME_TICKS
         start = (first - shape.speak_before - _reach_frames(self.net.speaking)) * _per_frame(VOICE_RATE)
         stop = (first + shape.frames + shape.speak_after) * _per_frame(VOICE_RATE)
-        valid = audio.sample_ranges(job.spoken, VOICE_RATE)
-        return audio.valid_stretch(self._voice[job.voice], start - audio.before_samples(VOICE_RATE), stop, valid)
+        return audio.spoken_stretch(
+            self._voice[job.voice], start - audio.before_samples(VOICE_RATE), stop, job.spoken, VOICE_RATE
+        )
 
     def _other(self, job: MotionJob) -> Tensor:
         """The person until the chunk could first be made."""
@@ -295,7 +321,9 @@ class Generator(_MotionStage):
     def _make(self, jobs: Sequence[GenerateJob]) -> list[MotionResult | Failed]:  # type: ignore[override]
         batch, heard, moods = _Batch(self._history, jobs, self.shape), self._hear(jobs), self._moods(jobs)
         x = self._noise(jobs)
-        times = (*self.weights.generator_times, 0.0)
+        # One launch takes as many steps as its hastiest row: the fidelity of the moment is everybody's.
+        fewest = min((job.steps for job in jobs if job.steps), default=len(self.weights.generator_times))
+        times = (*self.weights.generator_times[:fewest], 0.0)
         for step, (start, stop) in enumerate(pairwise(times)):
             reader = batch.reader(keep=step + 2 == len(times))
             x = velocity_step(x, self.net(x, self._times(jobs, start), moods, heard, reader, batch.places), start, stop)
@@ -335,7 +363,7 @@ class Decoder:
     Args:    size: pixels of a side; characters_max: portraits kept ready, the least lately drawn gives way.
     """
 
-    def __init__(self, *, lane: str = "decode", size: int = 512, characters_max: int = 4) -> None:
+    def __init__(self, *, lane: str = "decode", size: int = SIZE, characters_max: int = 4) -> None:
         self.spec = StageSpec(
             "decode", Role.DECODE, lane, PayloadKind.LATENT, PayloadKind.IMAGE,
             CostModel(500, 0, 8_500), load=0.22,
@@ -349,14 +377,13 @@ class Decoder:
         return [self._decode(job, media) for job in jobs]
 
     def _decode(self, job: DecodeJob, media: Any) -> DecodeResult | Failed:
-        if not 0 <= job.first < job.stop <= CHUNK_FRAMES or len(job.slots) != job.stop - job.first:
-            return Failed(
-                job.session, f"frames {job.first} to {job.stop} of {CHUNK_FRAMES} into {len(job.slots)} slots"
-            )
+        if not 0 <= job.first < job.stop <= CHUNK_FRAMES or job.stride < 1:
+            return Failed(job.session, f"frames {job.first} to {job.stop} of {CHUNK_FRAMES}, every {job.stride}th")
         motion = self._motion[job.motion].cpu().numpy()
-        for index, slot in enumerate(job.slots):
-            media.write_picture(slot, self._studio.picture(job.character, motion[job.first + index]))
-        return DecodeResult(job.session, len(job.slots))
+        frames = range(job.first, job.stop, job.stride)
+        for at, frame in enumerate(frames):
+            media.write_picture(job.slot, at, self._studio.picture(job.character, motion[frame]))
+        return DecodeResult(job.session, len(frames))
 
 
 def chunk_noise(job: MotionJob, stage: str, shape: FaceShape) -> Tensor:

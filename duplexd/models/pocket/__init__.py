@@ -4,6 +4,7 @@
          -> judge (Smart Turn)          whether the turn has ended
             thinker (SmolLM2)           tokens, keys in the arena's pages
             talk -> render (hibari)     a clause becomes latents, latents become sound in chunks
+    overhear -> generate -> refine -> decode   the face, where one is asked for (models/face)
 
 Text between thinker and talker is made of tokens by the dialect, in the core, which also keeps the history.
 """
@@ -21,6 +22,7 @@ from duplexd.streams.stage import Cut, Stage
 from duplexd.units import text_from_bytes, ticks_from_ms
 
 PAGE_TOKENS = 16
+NO_FACE = "none"
 #: Every kept cut or branch may leave one page partly filled; a context of 1024 tokens holds some twenty turns.
 SPARE_PAGES = 24
 LATENTS_PER_SESSION = 3
@@ -55,6 +57,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     Args:    options: `thinker`: a GGUF file or Hugging Face folder to think with instead of SmolLM2.
              `batch_max`: sessions that think in one launch, 1 to 64. `long_term`: tokens that what slides out of a full
              context is folded into (average.py), 0 to 64; 0, as by default: it is forgotten.
+             `face`: mira, theo, suna or the TOML file of a character; none, as by default.
     Raises:  ConfigError for another option; ModelError, WeightsError as `load_thinker`.
     """
     from duplexd.models.pocket import ears, turn, voice
@@ -64,10 +67,12 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     path = options.pop("thinker", "")
     batch_max = _number(options, "batch_max", BATCH_MAX, lowest=1)
     long_term = _number(options, "long_term", 0, lowest=0)
+    character = options.pop("face", NO_FACE)
     if options:
         raise ConfigError(
-            f"model pocket has no option {', '.join(sorted(options))}; it has: thinker, batch_max, long_term"
+            f"model pocket has no option {', '.join(sorted(options))}; it has: thinker, batch_max, long_term, face"
         )
+    face = None if character == NO_FACE else FaceParts(character)
     mind = load_thinker(Path(path).expanduser() if path else None, lane="think", batch_max=batch_max)
     talker = voice.Talker(lane="talk", clause_max=CLAUSE_MAX)
     vocoder = voice.Vocoder(lane="vocode")
@@ -81,6 +86,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         mind.thinker,
         talker,
         vocoder,
+        *(face.stages if face is not None else ()),
     ]
 
     def partitions(sessions: int) -> tuple[PartitionSpec, ...]:
@@ -118,12 +124,16 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
                 session_slots=LATENTS_PER_SESSION,
             ),
             mind.thinker.workspace(sessions),
+            *(face.partitions(sessions) if face is not None else ()),
         )
 
     return ModelPlan(
         name="pocket",
         stages=[stage.spec for stage in stages],
-        edges=[("copy", "listen"), ("copy", "judge"), ("talk", "render")],
+        edges=[
+            *[("copy", "listen"), ("copy", "judge"), ("talk", "render")],
+            *([("generate", "refine"), ("refine", "decode")] if face is not None else []),
+        ],
         dialect=mind.dialect,
         partitions=partitions,
         build=lambda: {stage.spec.name: stage for stage in stages},
@@ -143,4 +153,30 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         long_term_tokens=long_term,
         weights_bytes=mind.thinker.beside_bytes + sum(weights.WEIGHTS[name].bytes for name in FILES),
         weights_held=beside_of(mind.thinker.beside_bytes),
+        face=face.plan if face is not None else None,
     )
+
+
+class FaceParts:
+    """What a face adds to the plan: motion on one lane, drawing on another, own voice on that of the copies.
+
+    Raises:  ConfigError for a character that does not exist; ModelError when its weights cannot be read.
+    """
+
+    def __init__(self, character: str) -> None:
+        from duplexd.models.face import stages
+        from duplexd.models.face.checkpoint import load_face
+
+        faces = load_face()
+        self._shape = faces.shape
+        self._partitions = stages.partitions
+        self.plan = stages.face_plan(faces.shape, character)
+        self.stages: list[Stage] = [
+            stages.Overhear(lane="copy"),
+            stages.Generator(faces, lane="face"),
+            stages.Refiner(faces, lane="face"),
+            stages.Decoder(lane="draw"),
+        ]
+
+    def partitions(self, sessions: int) -> tuple[PartitionSpec, ...]:
+        return self._partitions(self._shape, sessions)

@@ -1,0 +1,113 @@
+"""Own voice on the picture's timeline: what of it is known, and where it stands.
+
+1. What was said is known by position (epoch and span of a chunk), where it is sent by pts: `place` joins the two. From
+   a placement on content is contiguous until the next one, or until it is stopped.
+2. A position of a dead epoch is never heard: the new epoch's sound lies in the same places of the ring.
+3. What ended longer ago than a face hears is forgotten; pieces are few.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from duplexd.ids import Epoch
+from duplexd.streams.stage import Spoken
+from duplexd.units import Span, Ticks, ticks_from_ms
+
+#: A voice whose next chunk is overdue by this much has run dry; until then it is about to go on.
+DRY_AFTER = ticks_from_ms(100)
+PIECES_MAX = 16  #: stretches remembered; the oldest is forgotten at the bound
+
+
+class _Piece(msgspec.Struct):
+    """A stretch that is sent without a break; it goes on as long as its voice does, unless it was stopped."""
+
+    epoch: Epoch
+    pts: Ticks
+    position: Ticks
+    stop: Ticks | None = None  #: pts behind its end; None: it goes on
+
+    @property
+    def shift(self) -> int:
+        return self.pts - self.position
+
+
+class OwnVoice:
+    """Args: kept: how long after its end a stretch may still be heard by a face."""
+
+    def __init__(self, *, kept: Ticks) -> None:
+        self.epoch = Epoch(0)
+        self._kept = kept
+        self._known = Span(Ticks(0), Ticks(0))  # positions of this epoch that lie in the ring
+        self._complete = True  # nothing follows what is known
+        self._pieces: deque[_Piece] = deque(maxlen=PIECES_MAX)
+
+    # What comes ------------------------------------------------------------------------------------------------------
+
+    def learn(self, epoch: Epoch, span: Span, *, last: bool) -> None:
+        """A chunk lies in the ring; `last`: nothing of its reply follows."""
+        if epoch != self.epoch:
+            return
+        follows = span.start == self._known.end
+        self._known = Span(self._known.start if follows else span.start, span.end)
+        self._complete = last
+
+    def advance(self, epoch: Epoch, at: Ticks) -> None:
+        """What was said after `at` is dead. Where it stood as long as it was sent, it is not heard any more."""
+        self.epoch, self._complete = epoch, True
+        self._known = Span(Ticks(min(self._known.start, at)), Ticks(min(self._known.end, at)))
+        for piece in self._pieces:
+            ends = Ticks(max(piece.pts, at + piece.shift))
+            piece.stop = ends if piece.stop is None else Ticks(min(piece.stop, ends))
+
+    def place(self, epoch: Epoch, position: Ticks, pts: Ticks) -> bool:
+        """From `pts` on the voice goes on from `position`. False for a dead epoch, which changes nothing."""
+        if epoch != self.epoch:
+            return False
+        self.stop(pts)
+        self._pieces.append(_Piece(epoch, pts, position))
+        return True
+
+    def stop(self, pts: Ticks) -> None:
+        """From `pts` on nothing of the voice is sent."""
+        for piece in self._pieces:
+            if piece.stop is None or piece.stop > pts:
+                piece.stop = Ticks(max(piece.pts, pts))
+
+    def forget(self, before: Ticks) -> None:
+        """Nobody will hear what ended before this pts, less what a face hears of the past."""
+        while self._pieces and self._pieces[0].stop is not None and self._pieces[0].stop < before - self._kept:
+            self._pieces.popleft()
+
+    def clear(self) -> None:
+        """Picture time begins anew: nothing stands anywhere."""
+        self._pieces.clear()
+
+    # Questions -------------------------------------------------------------------------------------------------------
+
+    def spoken(self) -> tuple[Spoken, ...]:
+        """What is heard, by pts, oldest first; pieces without a sample are left out."""
+        pieces = ((piece, Ticks(min(self._end(piece), piece.stop or self._end(piece)))) for piece in self._pieces)
+        return tuple(Spoken(Span(p.pts, end), p.position) for p, end in pieces if end > p.pts)
+
+    def _end(self, piece: _Piece) -> Ticks:
+        """Pts behind the last known sample of a piece. A dead epoch's ends where it was stopped."""
+        if piece.epoch != self.epoch and piece.stop is not None:
+            return piece.stop
+        return Ticks(max(piece.pts, self._known.end + piece.shift))
+
+    def awaited_from(self, playback: Ticks) -> Ticks | None:
+        """Pts from which on the voice is not known yet although it goes on; None while nothing more is to come, or it
+        has run dry already: silence is what is heard then.
+        """
+        live = self._pieces[-1] if self._pieces else None
+        if live is None or live.stop is not None or self._complete or live.epoch != self.epoch:
+            return None
+        end = self._end(live)
+        return end if end > playback - DRY_AFTER else None
+
+    def heard_at(self, pts: Ticks) -> bool:
+        """Something stands at this pts or after it."""
+        return any(piece.span.end > pts for piece in self.spoken())

@@ -1,0 +1,195 @@
+"""The word clock's face: a grey picture that is white while a word sounds. The instrument for sound against picture.
+
+1. A frame is white when the tone of a word fills at least half of it: a flash begins within half a frame of its tone.
+2. Keys are the numbers of frames: a stage that reads a window in which frames do not rise, or that goes beyond its own
+   chunk, says so. Motion is what share of a frame sounds.
+3. The same stages, histories and rings as a drawn face has, without a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duplexd.errors import ConfigError
+from duplexd.memory.histories import HistoryShape
+from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
+from duplexd.models.clock.stages import OUTPUT_RATE, ClockStage
+from duplexd.streams.graph import FacePlan
+from duplexd.streams.stage import (
+    CostModel,
+    DecodeJob,
+    DecodeResult,
+    Failed,
+    MotionJob,
+    MotionResult,
+    OverhearJob,
+    OverhearResult,
+    PayloadKind,
+    ReferenceJob,
+    ReferenceResult,
+    Result,
+    Role,
+    Stage,
+    StageSpec,
+)
+from duplexd.units import Ticks, samples_from_ticks, ticks_from_ms, ticks_from_samples
+
+FLASH = "flash"
+SIDE = 64
+GREY, WHITE = 110, 235  #: luma, limited range
+FRAME = ticks_from_ms(40)
+FRAMES = 8
+ANCHOR_TOKENS = 4
+RING_SAMPLES = 6 * OUTPUT_RATE
+MOTIONS_PER_SESSION = 6
+_LOUD = 0.03  #: of full scale; a tone of a word has 0.25 and more
+_WINDOW = OUTPUT_RATE // 500  # 2 ms
+HISTORY = HistoryShape(chunk_tokens=FRAMES, anchor_tokens=(ANCHOR_TOKENS,), recent=2, lookahead=6)
+
+STAGES = (
+    StageSpec("overhear", Role.OVERHEAR, "copy", PayloadKind.AUDIO, PayloadKind.AUDIO, CostModel(50, 20), batch_max=8),
+    StageSpec(
+        "generate", Role.GENERATE, "face", PayloadKind.AUDIO, PayloadKind.LATENT, CostModel(2000, 500), batch_max=4
+    ),
+    StageSpec("refine", Role.REFINE, "face", PayloadKind.LATENT, PayloadKind.LATENT, CostModel(2000, 500), batch_max=4),
+    StageSpec("decode", Role.DECODE, "draw", PayloadKind.LATENT, PayloadKind.IMAGE, CostModel(4000)),
+)
+EDGES = (("generate", "refine"), ("refine", "decode"))
+
+
+def face_plan(name: str) -> FacePlan | None:
+    """The face by name; None: the clock has none. Raises ConfigError for another name."""
+    if name == "none":
+        return None
+    if name != FLASH:
+        raise ConfigError(f"model clock has no face {name!r}; it has {FLASH} and none")
+    return FacePlan(
+        character=FLASH,
+        size=(SIDE, SIDE),
+        frame=FRAME,
+        frames=FRAMES,
+        frame_tokens=1,
+        history=HISTORY,
+        conditions=("thought", "look_x", "look_y"),
+        voice_before=Ticks(0),
+        voice_after=Ticks(0),
+        voice_ring=ticks_from_samples(RING_SAMPLES, OUTPUT_RATE),
+        listen_delay=ticks_from_ms(320),
+    )
+
+
+def partitions(sessions: int) -> tuple[PartitionSpec, ...]:
+    fields = (FieldSpec("frame", (FRAMES,), "int64"),)
+    slots = PartitionKind.SLOTS
+    return (
+        HISTORY.partition("noisy", fields, sessions=sessions),
+        HISTORY.partition("clean", fields, sessions=sessions),
+        PartitionSpec(
+            "voice", slots, sessions, (FieldSpec("pcm", (RING_SAMPLES,)),), session_slots=1, section=Section.INGEST
+        ),
+        PartitionSpec(
+            "motion",
+            slots,
+            sessions * MOTIONS_PER_SESSION,
+            (FieldSpec("draft", (FRAMES,)), FieldSpec("motion", (FRAMES,))),
+            session_slots=MOTIONS_PER_SESSION,
+        ),
+    )
+
+
+def build() -> dict[str, Stage]:
+    kinds = {"overhear": Overhear, "generate": Generator, "refine": Refiner, "decode": Flash}
+    return {spec.name: kinds[spec.name](spec) for spec in STAGES}
+
+
+class Overhear(ClockStage):
+    """Own voice from its output slot into the session's ring."""
+
+    def run(self, jobs: Sequence[OverhearJob], media: Any) -> list[Result]:
+        ring = self.arena.field("voice", "pcm")
+        for job in jobs:
+            pcm = torch.from_numpy(media.read_output(job.slot, job.samples).astype(np.float32) / 32768.0)
+            start = samples_from_ticks(job.start, OUTPUT_RATE)
+            ring[job.ring].index_copy_(0, torch.arange(start, start + job.samples) % RING_SAMPLES, pcm)
+        return [OverhearResult(job.session, job.samples) for job in jobs]
+
+
+class _Motion(ClockStage):
+    """What generator and refiner share: windows whose frames must rise."""
+
+    partition = ""
+
+    def run(self, jobs: Sequence[Any], media: Any) -> list[Result]:
+        return [self._refer(job) if isinstance(job, ReferenceJob) else self._chunk(job) for job in jobs]
+
+    def _refer(self, job: ReferenceJob) -> Result:
+        self.arena.field(self.partition, "frame")[job.slots[0], :ANCHOR_TOKENS] = torch.arange(-ANCHOR_TOKENS, 0)
+        return ReferenceResult(job.session)
+
+    def _chunk(self, job: MotionJob) -> Result:
+        keys = self.arena.field(self.partition, "frame")
+        first = job.start // FRAME
+        pairs = list(zip(job.window[:-1], job.tokens[:-1], strict=True))
+        seen = torch.cat([keys[slot, :tokens] for slot, tokens in pairs])
+        if job.start % FRAME or bool((seen[1:] <= seen[:-1]).any()) or int(seen[-1]) >= first:
+            return Failed(job.session, f"chunk at frame {job.start / FRAME} reads frames {seen.tolist()}")
+        keys[job.window[-1], :FRAMES] = torch.arange(first, first + FRAMES)
+        self._make(job)
+        return MotionResult(job.session, FRAMES)
+
+    def _make(self, job: MotionJob) -> None:
+        raise NotImplementedError
+
+
+class Generator(_Motion):
+    partition = "noisy"
+
+    def _make(self, job: MotionJob) -> None:
+        ring = self.arena.field("voice", "pcm")[job.voice]
+        shares = [_sounding(ring, job, Ticks(job.start + frame * FRAME)) for frame in range(FRAMES)]
+        self.arena.field("motion", "draft")[job.motion] = torch.tensor(shares)
+
+
+class Refiner(_Motion):
+    partition = "clean"
+
+    def _make(self, job: MotionJob) -> None:
+        self.arena.field("motion", "motion")[job.motion] = self.arena.field("motion", "draft")[job.motion]
+
+
+def _sounding(ring: Tensor, job: MotionJob, start: Ticks) -> float:
+    """Share of one frame in which a tone sounds."""
+    samples = samples_from_ticks(FRAME, OUTPUT_RATE)
+    pcm = np.zeros(samples, np.float32)
+    for piece in job.spoken:
+        low, high = max(start, piece.span.start), min(start + FRAME, piece.span.end)
+        if low < high:
+            begin = samples_from_ticks(low - piece.shift, OUTPUT_RATE)
+            count = samples_from_ticks(high - low, OUTPUT_RATE)
+            at = samples_from_ticks(low - start, OUTPUT_RATE)
+            pcm[at : at + count] = ring[torch.arange(begin, begin + count) % RING_SAMPLES].numpy()
+    levels = np.abs(pcm[: samples // _WINDOW * _WINDOW].reshape(-1, _WINDOW)).max(1)
+    return float((levels > _LOUD).mean())
+
+
+class Flash(ClockStage):
+    """Shares to pictures: all grey, or all white."""
+
+    def run(self, jobs: Sequence[DecodeJob], media: Any) -> list[Result]:
+        return [self._draw(job, media) for job in jobs]
+
+    def _draw(self, job: DecodeJob, media: Any) -> Result:
+        if not 0 <= job.first < job.stop <= FRAMES or job.stride < 1:
+            return Failed(job.session, f"frames {job.first} to {job.stop} of {FRAMES}, every {job.stride}th")
+        shares = self.arena.field("motion", "motion")[job.motion].tolist()
+        frames = range(job.first, job.stop, job.stride)
+        for at, frame in enumerate(frames):
+            picture = np.full((SIDE * 3 // 2, SIDE), 128, np.uint8)
+            picture[:SIDE] = WHITE if shares[frame] >= 0.5 else GREY
+            media.write_picture(job.slot, at, picture)
+        return DecodeResult(job.session, len(frames))
