@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from duplexd import clock
 from duplexd.config import Config
-from duplexd.errors import SessionRefused
+from duplexd.errors import ConfigError, SessionRefused
 from duplexd.ids import SessionId
 from duplexd.media.echo import EchoReference
 from duplexd.media.energy import EnergyDetector
@@ -40,17 +40,20 @@ from duplexd.media.line import (
     Muted,
     ResumeOrder,
 )
+from duplexd.media.person import PersonFinder, Sighting
 from duplexd.messages import (
     AdmitSession,
     AdvanceEpoch,
     ClientStalled,
     CutFrames,
     EndSession,
+    EngineReady,
     HistoryChanged,
     ImageArrived,
     InputRefusal,
     LatencyMeasured,
     MediaArrived,
+    PersonSeen,
     PicturesFreed,
     Progress,
     PublishChunk,
@@ -78,6 +81,7 @@ from duplexd.units import (
     ticks_from_nanos,
 )
 from duplexd.webrtc import wire
+from duplexd.webrtc.camera import CameraReceiver
 from duplexd.webrtc.peer import IceServer, MessageFault, Peer, PeerConfig, Sight
 from duplexd.webrtc.supervisor import EngineState, Supervisor
 from duplexd.webrtc.video import Still, i420, portrait
@@ -153,8 +157,10 @@ class Visit:
         self.progress: Progress | None = None  #: newest cursors the engine told
         self.shown_state = "listening"
         self.view: View | None = None  #: None: the model has no face
+        self.eye: CameraReceiver | None = None  #: None: no camera is looked at
         if owner.has_face:
             self.view = View(session, line, owner.supervisor.send)
+            self.eye = owner.eye(self.on_person)
         self._owner = owner
         self._order_id = 0
         self._words: dict[int, int] = {}
@@ -190,7 +196,12 @@ class Visit:
             self.stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
 
+    def on_person(self, seen: Sighting) -> None:
+        self._owner.supervisor.send(PersonSeen(self.session, seen.present, seen.place.x, seen.place.y))
+
     def _tick_view(self, now: Nanos) -> None:
+        if self.eye is not None:
+            self.eye.tick(now)
         if self.view is not None and self.peer is not None:
             track = self.peer.video if self.peer.is_connected else None
             self.view.tick(track, self.peer.clock.origin, now)
@@ -211,6 +222,7 @@ class Visit:
                     barge_in=self.line.allow_barge_in,
                     takes=tuple(m.value for m in ready.takes),
                     cut=ready.cut,
+                    camera=self.peer is not None and self.peer.takes_camera,
                 )
             )
 
@@ -248,7 +260,8 @@ class Visit:
             case wire.Picture():
                 self._on_picture(message)
             case wire.Camera():
-                pass
+                if self.eye is not None and not message.on:
+                    self.eye.switch_off(now)
             case wire.Played():
                 for handle in self._repeats.pop(message.id, ()):
                     handle.cancel()
@@ -466,6 +479,8 @@ class Frontend:
         self._networks: dict[str, Any] = {}
         self._portrait = i420(portrait())
         self._video_pool = ThreadPoolExecutor(1, thread_name_prefix="duplexd-video")
+        self._camera_pool = ThreadPoolExecutor(1, thread_name_prefix="duplexd-camera")
+        self._finder: PersonFinder | None = None  #: once it is loaded, if the model has a face
         self._ticker: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -473,7 +488,8 @@ class Frontend:
 
     def start(self) -> None:
         self.supervisor.start()
-        self._video_pool.submit(int)  # Its thread begins now, not with the first visitor: there it looks like a leak.
+        for pool in (self._video_pool, self._camera_pool):
+            pool.submit(int)  # Its thread begins now, not with the first visitor: there it looks like a leak.
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     async def stop(self) -> None:
@@ -487,6 +503,7 @@ class Frontend:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
         self._video_pool.shutdown(wait=False)
+        self._camera_pool.shutdown(wait=False)
         await self.supervisor.stop()
 
     async def _tick(self) -> None:
@@ -521,6 +538,7 @@ class Frontend:
                 on_closed=lambda reason: self._gone(visit, reason),
                 on_open=visit.on_open,
                 sight=visit.sight(),
+                eye=visit.eye,
             )
             if session not in self.visits:
                 await visit.peer.close("the engine is gone")
@@ -678,6 +696,8 @@ class Frontend:
     # The engine ---------------------------------------------------------------------------------------
 
     def _on_news(self, news: Any) -> None:
+        if isinstance(news, EngineReady) and news.picture is not None and self._finder is None:
+            self._camera_pool.submit(self._load_finder)
         session = getattr(news, "session", None)
         if session is None:
             return
@@ -732,6 +752,16 @@ class Frontend:
     def has_face(self) -> bool:
         ready = self.supervisor.ready
         return ready is not None and ready.picture is not None
+
+    def _load_finder(self) -> None:
+        """On the camera's thread: loading takes a third of a second. Without it everything but the camera works."""
+        try:
+            self._finder = PersonFinder()
+        except ConfigError as error:
+            log.warning("%s; nobody is seen", error)
+
+    def eye(self, on_person: Callable[[Sighting], None]) -> CameraReceiver | None:
+        return CameraReceiver(on_person, finder=self._finder, pool=self._camera_pool) if self._finder else None
 
     def sight(self, view: View) -> Sight:
         return Sight(view.look, self._video_pool)

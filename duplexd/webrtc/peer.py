@@ -37,7 +37,8 @@ from aiortc.rtcsctptransport import WEBRTC_DCEP, WEBRTC_STRING
 from duplexd import clock
 from duplexd.errors import ConfigError, InputRefused
 from duplexd.units import NANOS_PER_SECOND, TICKS_PER_SECOND, Nanos, ms_from_ticks
-from duplexd.webrtc import wire
+from duplexd.webrtc import camera, wire
+from duplexd.webrtc.camera import CameraReceiver
 from duplexd.webrtc.receive import Deliver, ReceiveCounts, VoiceReceiver, install
 from duplexd.webrtc.sdp import check_offer, clean_offer, finish_answer, takes_vp8
 from duplexd.webrtc.tracks import MediaClock, Pull, VoiceTrack, check_sender, report_by, round_trip_ms
@@ -203,12 +204,15 @@ class Peer:
         on_closed: Callable[[str], None],
         on_open: Callable[[str], None] | None = None,
         sight: Sight | None = None,
+        eye: CameraReceiver | None = None,
     ) -> None:
         self._config = config
         self._on_message = on_message
         self._on_closed = on_closed
         self._on_open = on_open
         self._sight = sight
+        self._eye = eye
+        self.takes_camera = False  #: whether the page may send one
         self.clock = MediaClock()
         self._voice = VoiceTrack(self.clock, pull_audio, on_fault=self._fault_in("playout"), bitrate=config.bitrate)
         self.video: VideoTrack | None = None  #: the face, if the offer takes one; hidden until somebody shows it
@@ -235,6 +239,7 @@ class Peer:
         on_closed: Callable[[str], None],
         on_open: Callable[[str], None] | None = None,
         sight: Sight | None = None,
+        eye: CameraReceiver | None = None,
     ) -> Peer:
         """Answer an offer. `answer_sdp` is complete (all candidates); the media path comes up once it is applied.
 
@@ -242,6 +247,7 @@ class Peer:
                  on_message(label, text or MessageFault): in order per reliable channel; pings are answered here.
                  on_closed(reason): once, whoever closed. on_open(label): a channel of `config.labels` has opened.
                  sight: where the face comes from, if the offer takes video; None: no video is sent.
+                 eye: takes the page's camera, if the offer has one beside the face; None: it is not taken.
         Raises:  InputRefused with a sentence, ConfigError if no local address can be offered; then nothing is left
                  behind and `on_closed` is not called.
         """
@@ -255,6 +261,7 @@ class Peer:
             on_closed=on_closed,
             on_open=on_open,
             sight=sight,
+            eye=eye,
         )
         try:
             await peer._answer(clean_offer(offer_sdp))
@@ -374,7 +381,7 @@ class Peer:
                 transceiver.direction = "inactive"
 
     def _direct_face(self, transceiver: Any) -> None:
-        """Send the face where it is wanted."""
+        """Send the face where it is wanted, and take the camera beside it where somebody looks."""
         if self._sight is None or transceiver._offerDirection not in ("sendonly", "sendrecv"):
             return
         track = self.video = VideoTrack(self.clock, self._sight.look, pool=self._sight.pool)
@@ -385,6 +392,10 @@ class Peer:
             track.show()
         transceiver.sender.replaceTrack(track)
         transceiver.direction = "sendonly"
+        if self._eye is not None and transceiver._offerDirection == "sendrecv":
+            camera.install(transceiver.receiver, self._eye)
+            transceiver.direction = "sendrecv"
+            self.takes_camera = True
 
     # Watching -------------------------------------------------------------------------------------------------------
 
@@ -516,6 +527,8 @@ class Peer:
     async def _dismantle(self) -> None:
         if self._receiver is not None:
             self._receiver.close()
+        if self._eye is not None:
+            self._eye.close()
         # The tracks are stopped by their senders: stopped before, they would leave aiortc waiting (aiortc#283).
         task = asyncio.ensure_future(self._connection.close())
         done, _ = await asyncio.wait([task], timeout=self._config.close_timeout_ns / NANOS_PER_SECOND)

@@ -416,8 +416,8 @@ def _silence(ticks: int) -> Pcm:
 
 # Under aiortc -------------------------------------------------------------------------------------------------------
 
-_JITTER_BUFFER = "_RTCRtpReceiver__jitter_buffer"
-_DECODER_QUEUE = "_RTCRtpReceiver__decoder_queue"
+JITTER_BUFFER = "_RTCRtpReceiver__jitter_buffer"
+DECODER_QUEUE = "_RTCRtpReceiver__decoder_queue"
 
 
 class _NoJitterBuffer:
@@ -441,7 +441,7 @@ class _NoJitterBuffer:
         return False, None
 
 
-class _NoDecoderQueue:
+class NoDecoderQueue:
     """Stands where aiortc's decoder thread waits for work: tells it at once that there will be none, so that it ends.
 
     Nothing is ever put here but aiortc's end mark; and a BYE, which ends aiortc's decoder for good, ends nothing here.
@@ -459,10 +459,10 @@ def install(receiver: Any, deliver: Deliver, *, on_fault: Callable[[Exception], 
 
     Raises ConfigError if this aiortc keeps its jitter buffer or its decoder elsewhere: it is pinned to 1.16.
     """
-    missing = [name for name in (_JITTER_BUFFER, _DECODER_QUEUE) if not hasattr(receiver, name)]
+    missing = [name for name in (JITTER_BUFFER, DECODER_QUEUE) if not hasattr(receiver, name)]
     if missing:
         raise ConfigError(f"This aiortc has no {', '.join(missing)}; duplexd's receive path knows aiortc 1.16.")
     voice = VoiceReceiver(deliver, on_fault=on_fault)
-    setattr(receiver, _JITTER_BUFFER, _NoJitterBuffer(voice))
-    setattr(receiver, _DECODER_QUEUE, _NoDecoderQueue())
+    setattr(receiver, JITTER_BUFFER, _NoJitterBuffer(voice))
+    setattr(receiver, DECODER_QUEUE, NoDecoderQueue())
     return voice

@@ -61,7 +61,7 @@ def recording(pcm: Pcm) -> Source:
 class TestClient:
     __test__ = False  # pytest: not a test class
 
-    def __init__(self, *, mic: Source = silence, video: str = "", ping: bool = True) -> None:
+    def __init__(self, *, mic: Source = silence, video: Any = "", ping: bool = True) -> None:
         self.mic = mic
         self.heard: list[tuple[Pcm, int, str]] = []
         self.frames: list[Any] = []
@@ -79,8 +79,10 @@ class TestClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._receiver: Any = None
         self._listen_to_channels()
-        if video:
+        if isinstance(video, str) and video:
             self.connection.addTransceiver("video", direction=video)
+        elif video:
+            self.connection.addTransceiver(video, direction="sendrecv")
 
     @classmethod
     async def connect(cls, answer: Answer, *, munge: Callable[[str], str] = str, **options: Any) -> TestClient:
