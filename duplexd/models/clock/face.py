@@ -190,6 +190,7 @@ class Flash(ClockStage):
         frames = range(job.first, job.stop, job.stride)
         for at, frame in enumerate(frames):
             picture = np.full((SIDE * 3 // 2, SIDE), 128, np.uint8)
-            picture[:SIDE] = WHITE if shares[frame] >= 0.5 else GREY
+            # More than half: a gap of one frame's length that lies over two halves must darken, not vanish.
+            picture[:SIDE] = WHITE if shares[frame] > 0.6 else GREY
             media.write_picture(job.slot, at, picture)
         return DecodeResult(job.session, len(frames))
