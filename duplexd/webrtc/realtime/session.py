@@ -387,10 +387,7 @@ class RealtimeSession:
 
     def _commit(self, event: dict[str, Any], now: Nanos) -> None:
         if self._buffered_ms < COMMIT_MS_MIN:
-            said = (
-                "Error committing input audio buffer: buffer too small. Expected at least "
-                f"{COMMIT_MS_MIN:g}ms of audio, but buffer only has {self._buffered_ms:.2f}ms of audio."
-            )
+            said = f"{self._buffered_ms:.2f} ms of sound lie in the buffer; a turn needs at least {COMMIT_MS_MIN:g} ms."
             raise Fault("input_audio_buffer_commit_empty", said)
         self._wire_in.begin_anew()
         key = self._new_id("commit")
