@@ -69,6 +69,7 @@ class Browser(AsyncScoped):
         namespace: str | None = None,
         fake_microphone: Path | None = None,
         fake_microphone_repeats: bool = False,
+        fake_camera: Path | None = None,
         insecure_origins: Sequence[str] = (),
         flags: Sequence[str] = (),
     ) -> None:
@@ -81,6 +82,10 @@ class Browser(AsyncScoped):
             self._flags.append("--use-fake-device-for-media-stream")
             once = "" if fake_microphone_repeats else "%noloop"
             self._flags.append(f"--use-file-for-fake-audio-capture={_existing(fake_microphone)}{once}")
+        if fake_camera:
+            if not fake_microphone:
+                self._flags.append("--use-fake-device-for-media-stream")
+            self._flags.append(f"--use-file-for-fake-video-capture={_existing(fake_camera)}")
         self.page_errors: list[str] = []  #: uncaught errors and console errors of all pages, at most ERRORS_MAX
 
     @property
@@ -89,7 +94,7 @@ class Browser(AsyncScoped):
         return self._version
 
     async def page(self, url: str, *, width: int = 1280, height: int = 800) -> Page:
-        """Opens a URL in a fresh profile, with the microphone (and a fake camera) already allowed."""
+        """Opens a URL in a fresh profile, with microphone and camera already allowed."""
         context = await self._context(width, height)
         page = await context.new_page()
         page.on("pageerror", lambda error: self._note(f"{page.url}: {error}"))
@@ -99,7 +104,7 @@ class Browser(AsyncScoped):
 
     async def _context(self, width: int, height: int) -> BrowserContext:
         viewport = {"width": width, "height": height}
-        return await self._browser.new_context(permissions=["microphone"], viewport=viewport)  # type: ignore[arg-type]
+        return await self._browser.new_context(permissions=["microphone", "camera"], viewport=viewport)  # type: ignore[arg-type]
 
     async def _open(self, cleanup: contextlib.AsyncExitStack) -> None:
         try:

@@ -20,9 +20,9 @@ import msgspec
 from duplexd.bench.stage import Stage, percentile
 from duplexd.bench.tap import Recording
 from duplexd.media import tones
-from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
+from duplexd.units import NANOS_PER_MS, Nanos
 
-WHITE = 150  #: luma above this is a flash: the clock's face is 60 or 235
+WHITE = 170  #: luma above this is a flash: the clock's face is 110 or 235, limited range
 PAIR_WITHIN = Nanos(240 * NANOS_PER_MS)  #: half of the clock's word: a tone and a flash further apart belong to others
 FRAMES_PER_SECOND = 25
 TONE_MIN_MS = 100  #: shorter pieces are ends of tones that were cut
@@ -163,19 +163,15 @@ async def measure_frames(eye: Eye, *, seconds: float) -> dict[str, float]:
     """What arrived of 25 frames a second, by the browser's own count."""
     before = await eye.inbound()
     await asyncio.sleep(seconds)
-    after = await eye.inbound()
-    names = (
-        "framesReceived",
-        "framesDecoded",
-        "framesDropped",
-        "freezeCount",
-        "bytesReceived",
-        "pliCount",
-        "nackCount",
-    )
+    return frames_between(before, await eye.inbound())
+
+
+def frames_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    """The difference of two readings of `Eye.inbound`."""
+    names = ("framesReceived", "framesDecoded", "framesDropped", "freezeCount", "bytesReceived", "pliCount")
     counts = {name: float(after.get(name, 0) - before.get(name, 0)) for name in names}
-    span = (after["timestamp"] - before["timestamp"]) / 1000
-    return counts | {"seconds": span, "fps": counts["framesReceived"] / span}
+    seconds = (after["timestamp"] - before["timestamp"]) / 1000
+    return counts | {"seconds": seconds, "fps": counts["framesReceived"] / seconds}
 
 
 async def bench(*, replies: int = 4, stops: int = 12) -> dict[str, Any]:
@@ -196,7 +192,3 @@ async def bench(*, replies: int = 4, stops: int = 12) -> dict[str, Any]:
             "skew_ms": {"p05": skews.p05, "p95": skews.p95, "tones": skews.tones, "paired": len(skews.each_ms)},
             "mouth_stop_ms": {"p50": percentile(stopped, 0.5), "p95": percentile(stopped, 0.95), "count": len(stopped)},
         }
-
-
-def seconds_of(nanos: Nanos) -> float:
-    return nanos / NANOS_PER_SECOND

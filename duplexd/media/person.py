@@ -72,6 +72,11 @@ class PersonRule:
         self._found_at: Nanos | None = None
         self._in_a_row = 0
 
+    @property
+    def present(self) -> bool:
+        """What was told last."""
+        return self._told.present
+
     def look(self, found: Place | None, now: Nanos) -> Sighting | None:
         """One picture's finding; the fact it makes, if any."""
         if found is None:

@@ -119,6 +119,10 @@ class CameraReceiver:
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
+    @property
+    def sees_somebody(self) -> bool:
+        return self._rule.present
+
     def take(self, frame: bytes, now: Nanos) -> None:
         """A whole VP8 frame."""
         if not self._closed and self._door.takes(frame, now, busy=self._looking is not None):

@@ -470,6 +470,7 @@ class Frontend:
         self.counts: Counter[str] = Counter()
         self._left: Counter[str] = Counter()  #: what the playouts of ended sessions counted
         self._left_pictures: Counter[str] = Counter()  #: and their pictures
+        self._left_cameras: Counter[str] = Counter()  #: and their cameras
         self.loop_lag_ms: deque[float] = deque(maxlen=3000)  #: one a tick: the last minute
         self.reply_ms: deque[float] = deque(maxlen=1000)  #: end of a turn -> its answer is on its way
         self.skew_ms: deque[float] = deque(maxlen=1000)  #: voice ahead of the picture, as browsers know it
@@ -654,6 +655,7 @@ class Frontend:
         visit.cancel_timers()
         self._left.update(_playout_counts(visit))
         self._left_pictures.update(_picture_counts(visit))
+        self._left_cameras.update(_camera_counts(visit))
         self.supervisor.send(SessionClosed(visit.session, reason))
 
     def _close(self, visit: Guest, reason: str, *, linger: bool) -> None:
@@ -691,6 +693,17 @@ class Frontend:
         total = Counter(self._left_pictures)
         for visit in self.visits.values():
             total.update(_picture_counts(visit))
+        return total
+
+    @property
+    def person_count(self) -> int:
+        """How many sessions' cameras show somebody now."""
+        return sum(isinstance(v, Visit) and v.eye is not None and v.eye.sees_somebody for v in self.visits.values())
+
+    def camera_counts(self) -> Counter[str]:
+        total = Counter(self._left_cameras)
+        for visit in self.visits.values():
+            total.update(_camera_counts(visit))
         return total
 
     # The engine ---------------------------------------------------------------------------------------
@@ -791,8 +804,15 @@ def _playout_counts(visit: Guest) -> dict[str, int]:
     return {name: getattr(playout, name) for name in PLAYOUT_COUNTS}
 
 
+def _camera_counts(visit: Guest) -> dict[str, int]:
+    if not isinstance(visit, Visit) or visit.eye is None:
+        return {}
+    counts: dict[str, int] = msgspec.structs.asdict(visit.eye.counts)
+    return counts
+
+
 def _picture_counts(visit: Guest) -> dict[str, int]:
-    """Of the queue of frames, and of the track that sends them; both know how many they skipped."""
+    """Of the queue of frames, of the track that sends them, and of the page that shows them."""
     if not isinstance(visit, Visit) or visit.view is None:
         return {}
     counts: dict[str, int] = msgspec.structs.asdict(visit.view.pictures.counts)

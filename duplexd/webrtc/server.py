@@ -184,6 +184,8 @@ class Server:
             values[f'engine_session_host_bytes{{session="{held.session}"}}'] = float(held.host)
         values |= {f"frontend_{name}": float(value) for name, value in frontend.counts.items()}
         values |= {f"frontend_pictures_{name}_total": float(n) for name, n in frontend.picture_counts().items()}
+        values |= {f"frontend_camera_{name}_total": float(n) for name, n in frontend.camera_counts().items()}
+        values["frontend_persons_seen"] = float(frontend.person_count)
         skews = sorted(frontend.skew_ms) or [0.0]
         values |= {"frontend_skew_ms_p05": skews[len(skews) // 20], "frontend_skew_ms_p95": _p95(skews)}
         values["frontend_views"] = float(frontend.view_count)
