@@ -77,6 +77,7 @@ LEAD_MARGIN = ticks_from_ms(20)  #: on top of what the stages take on average, w
 LEAD_MAX = ticks_from_ms(600)
 DRAWN_IDLE = ticks_from_ms(320)  #: how far pictures lie ahead of the eye
 DRAWN_VOICE = ticks_from_ms(640)
+PART_FRAMES_MAX = 4  #: of a chunk that are drawn at once
 SHOWN_MIN = 2  #: frames that a chunk is worth being made for, while the voice behind them is not known yet
 #: Of the person's ring: copies that are on their way may overwrite the oldest of it while a stage reads.
 RING_GUARD = INPUT_RATE
@@ -163,7 +164,7 @@ class Face:
             times=monitor.times,
             fidelity=governor.fidelity,
             timeline=self.timeline,
-            part=Ticks(PICTURES_PER_SLOT * self._plan.frame),
+            part=self._part,
             now=now,
         )
         self.voice = OwnVoice(kept=Ticks(self._plan.voice_before + self._plan.chunk))
@@ -181,6 +182,11 @@ class Face:
         self._due: Nanos | None = None  # when a chunk is begun with whatever voice is known
         self._flowing = False  # frames follow each other: what is missing between them was dropped
         self._viewed_since = now
+
+    def _part(self, fidelity: Fidelity) -> Ticks:
+        """As many pictures as a slot holds, but none that lasts so long that its first would wait for its last."""
+        pictures = min(PICTURES_PER_SLOT, max(1, PART_FRAMES_MAX // fidelity.stride))
+        return Ticks(pictures * fidelity.stride * self._plan.frame)
 
     # Facts -----------------------------------------------------------------------------------------------------------
 
@@ -316,6 +322,7 @@ class Face:
             elif motion.frames < self._plan.frames:
                 tokens = motion.frames * self._plan.frame_tokens
         self._histories.interrupt(self.timeline.epoch, keep=keep, tokens=tokens)
+        self._histories.slide()
         self._forget_motions()
 
     def _forget_motions(self) -> None:
@@ -370,8 +377,8 @@ class Face:
         timeline.ahead = AHEAD_VOICE if speaks else AHEAD_IDLE
         pipeline.parts_ahead = DRAWN_VOICE if speaks else DRAWN_IDLE
         pipeline.length, pipeline.fidelity = None, self._governor.fidelity
-        if pipeline.fidelity.still:
-            self._flowing = False
+        if pipeline.fidelity.still or not self._own.pictures.available(self.id):
+            self._flowing = False  # What nobody copies out, or asks for, is not late.
             return
         if self._has_room:
             self._skip(playback)

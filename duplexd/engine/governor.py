@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-LATE_MAX = 0.08  #: share of planned frames that may come late or not at all before it costs a level
+LATE_MAX = 0.1  #: share of planned frames that may come late or not at all before it costs a level
+LATE_FEW = 4  #: so many may, whatever their share: a voice that begins finds the next frames too near
 SENT_MIN = 0.9  #: share of planned frames that the front end must be able to send
 BUSY_MAX = 0.95  #: of a lane's time; nothing is left for what varies
 BUSY_AGAIN = 0.75  #: a level up may double the work: only a lane with this much or less is asked to
@@ -67,6 +68,7 @@ class Governor:
         self._patience_min = self._patience = patience
         self._quiet = 0
         self._since_up: int | None = None  # looks since a level was won back
+        self._rest = False  # the look after a change: frames of the level before are still among what it sees
         self._sent = 1.0  # the least share a front end could send since the last look
         self.level = 0
 
@@ -83,7 +85,9 @@ class Governor:
         if self._since_up is not None:
             self._since_up += 1
         sent, self._sent = self._sent, 1.0
-        if sent < SENT_MIN or _harmed(seen):
+        if self._rest:
+            self._rest = False
+        elif sent < SENT_MIN or _harmed(seen):
             self._lose()
         elif self.level and (self.fidelity.still or seen.busy is None or seen.busy <= BUSY_AGAIN):
             self._quiet += 1
@@ -94,16 +98,17 @@ class Governor:
         return self.fidelity
 
     def _lose(self) -> None:
+        self._rest = True
         if self._since_up is not None:
             self._patience = min(PATIENCE_MAX, 2 * self._patience)
         self._quiet, self._since_up = 0, None
         self.level = min(self.level + 1, len(self._levels) - 1)
 
     def _win(self) -> None:
-        self._quiet, self._since_up = 0, 0
+        self._quiet, self._since_up, self._rest = 0, 0, True
         self.level -= 1
 
 
 def _harmed(seen: Seen) -> bool:
-    missed = seen.missed > LATE_MAX * seen.planned if seen.planned else False
+    missed = seen.missed > max(LATE_FEW, LATE_MAX * seen.planned)
     return missed or (seen.busy is not None and seen.busy > BUSY_MAX)

@@ -66,6 +66,10 @@ class OwnVoice:
         """From `pts` on the voice goes on from `position`. False for a dead epoch, which changes nothing."""
         if epoch != self.epoch:
             return False
+        live = self._pieces[-1] if self._pieces else None
+        if live is not None and live.stop is None and position >= live.position:
+            # It ran dry before it goes on here: what is sent now was not sent then.
+            self.stop(Ticks(min(pts, position + live.shift)))
         self.stop(pts)
         self._pieces.append(_Piece(epoch, pts, position))
         return True

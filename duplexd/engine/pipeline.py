@@ -61,7 +61,7 @@ class Pipeline:
     Args:    stages: in the order in which a chunk passes them. times: of all stages, as measured.
              length: of the next chunk. lookahead: how far a stage may run ahead, as policies answer it.
              fidelity: of the next chunk. timeline: the output's cursors.
-             part: what the last stage makes at once, at full fidelity; None: whole chunks.
+             part: what the last stage makes at once, by fidelity; None: whole chunks.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Pipeline:
         times: StageTimes,
         fidelity: Fidelity,
         timeline: Timeline | None = None,
-        part: Ticks | None = None,
+        part: Callable[[Fidelity], Ticks] | None = None,
         now: Nanos,
     ) -> None:
         self.session = session
@@ -157,7 +157,7 @@ class Pipeline:
         start, end = passing.part.end, passing.chunk.span.end
         if self._part is None:
             return Span(start, end)
-        return Span(start, Ticks(min(end, start + self._part * max(1, passing.fidelity.stride))))
+        return Span(start, Ticks(min(end, start + self._part(passing.fidelity))))
 
     def _work(self, stage: int, start: Ticks, ready_at: Nanos, now: Nanos) -> Work:
         spec, timeline = self._stages[stage], self.timeline

@@ -242,7 +242,7 @@ class SimView:
         self._follows: tuple[int, int, int] | None = None  # (epoch, pts, position) where the voice goes on
 
     def start(self, origin: Nanos) -> ViewStarted:
-        self.on, self._origin = True, origin
+        self.on, self._origin, self._follows = True, origin, None
         self._world.at(origin + nanos_from_ticks(self._next(self._pts())), self._tick)
         return ViewStarted(self.session, origin)
 
@@ -310,6 +310,7 @@ class SimListener:
         self.muted_until_pts: int | None = None
         self.muted = False
         self._muted_at = 0  #: pts at which the sound ended
+        self.sent: list[NDArray[np.int16]] = []  #: what the transport was given, frame by frame
         self.heard: list[NDArray[np.int16]] = []  #: what left the loudspeaker, frame by frame
         self.latencies: list[LatencyReady] = []
         self._world = world
@@ -378,6 +379,7 @@ class SimListener:
             return
         now = self._world.now()
         frame = self.line.pull(self._pts, now)
+        self.sent.append(frame)
         heard_at = now + self.network.delay + self.network.buffer
         pts = self._pts
         self._world.at(heard_at, lambda: self._hear(frame, pts))
