@@ -440,12 +440,7 @@ class Face:
     @property
     def _lead(self) -> Ticks:
         """From now to the first picture of a chunk that is begun now, on average."""
-        specs = [self._model.need(role) for role in (Role.GENERATE, Role.REFINE, Role.DECODE)]
-        took = sum(
-            self._monitor.times.mean(spec.name) or spec.cost.predict_us(rows=1, units=PICTURES_PER_SLOT) * 1000
-            for spec in specs
-        )
-        return Ticks(min(LEAD_MAX, ticks_from_nanos(took) + LEAD_MARGIN))
+        return Ticks(min(LEAD_MAX, ticks_from_nanos(self.pipeline.way()) + LEAD_MARGIN))
 
     def _aligned(self, pts: int) -> Ticks:
         """The first frame that begins at or after a pts."""

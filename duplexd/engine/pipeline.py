@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from duplexd.channel import PICTURES_PER_SLOT
 from duplexd.engine.chunk import Chunk, ChunkState, ChunkTable
 from duplexd.engine.governor import Fidelity
 from duplexd.engine.monitor import StageTimes
@@ -30,7 +31,7 @@ from duplexd.engine.policy import Gate
 from duplexd.engine.timeline import Timeline
 from duplexd.engine.work import Need, Work
 from duplexd.ids import ConditionVersion, SessionId, WorkId
-from duplexd.streams.stage import StageSpec
+from duplexd.streams.stage import Role, StageSpec
 from duplexd.units import Nanos, Span, Ticks, ticks_from_nanos
 
 
@@ -137,9 +138,17 @@ class Pipeline:
 
     def _budget(self, length: Ticks) -> Ticks:
         """The terminal stage's budget, and the way to it: a chunk that is begun later than that comes too late."""
-        own = self._times.mean(self._stages[0].name) or 0
-        after = self._times.after(self._stages[0].name) or 0
-        return Ticks(self.timeline.budget(length) + ticks_from_nanos(own + after))
+        return Ticks(self.timeline.budget(length) + ticks_from_nanos(self.way()))
+
+    def way(self) -> Nanos:
+        """From the beginning of a chunk to its first part, on average. A stage that never ran takes what its plan says:
+        were it nothing, whoever skips frames by the plan would skip ahead of this for ever, and nothing ever ran.
+        """
+        return Nanos(sum(self._took(stage) for stage in self._stages))
+
+    def _took(self, stage: StageSpec) -> int:
+        units = PICTURES_PER_SLOT if stage.role is Role.DECODE else 1
+        return self._times.mean(stage.name) or stage.cost.predict_us(rows=1, units=units) * 1000
 
     def _waiting(self) -> Iterator[Passing]:
         return (passing for passing in self._passing if passing.work is None)

@@ -58,7 +58,7 @@ def levels(person: SimListener) -> dict[int, bool]:
     sent = np.concatenate(person.sent)
     whole = len(sent) // FRAME_SAMPLES
     loud = np.abs(sent[: whole * FRAME_SAMPLES].reshape(whole, -1, 48)).max(2) > 1000
-    return {frame: bool(share >= 0.5) for frame, share in enumerate(loud.mean(1))}
+    return {frame: bool(share > 0.6) for frame, share in enumerate(loud.mean(1))}
 
 
 def picture(person: SimListener) -> dict[int, bool]:
