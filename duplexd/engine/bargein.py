@@ -59,7 +59,7 @@ class BargeInTunables(msgspec.Struct, frozen=True):
     #: the same while the character's own sound comes back with it, or the ears are unsure
     short_max_wary: Ticks = ticks_from_ms(800)
     #: the same while the canceller learns (measured: 510 ms of "mm-hm" are 740 ms of voice, whose words are anything)
-    short_max_learning: Ticks = ticks_from_ms(1100)
+    short_max_learning: Ticks = ticks_from_ms(850)
     learning_max: Ticks = ticks_from_ms(1500)  #: the canceller has learned after so much of the character's sound
     #: below it the ears are unsure (measured: "mm-hm" written as words -0.4 to -0.8, whole sentences above -0.2)
     certainty_min: float = -0.4

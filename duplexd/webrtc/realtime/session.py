@@ -152,7 +152,7 @@ class RealtimeSession:
         self._live: dict[int, Response] = {}  #: by the engine's id: accepted, and not at its end
         self._waiting: deque[tuple[Response, list[Item] | None]] = deque()  #: need a setting of their own
         self._condition = ""
-        self._opened_at = Nanos(0)
+        self._opened_at: Nanos | None = None  #: until then no deadline runs
         self._idle_since: Nanos | None = None
         self._expiry_told = False
         self._chatty = transport is Transport.WEBRTC  #: tells of its output buffer
@@ -235,10 +235,13 @@ class RealtimeSession:
         if idle_ms and self._idle_since is not None and now - self._idle_since >= idle_ms * NANOS_PER_MS:
             self._time_out(idle_ms, now)
         life = Nanos(round(self.limits.life_s * NANOS_PER_SECOND))
-        if life and not self._expiry_told and now - self._opened_at >= life - EXPIRY_NOTICE:
+        if not life or self._opened_at is None:
+            return
+        lived = now - self._opened_at
+        if not self._expiry_told and lived >= life - EXPIRY_NOTICE:
             self._expiry_told = True
-            self._tell_extra("duplexd.session.expiring", in_s=max(0.0, (life - (now - self._opened_at)) / 1e9))
-        if life and now - self._opened_at >= life:
+            self._tell_extra("duplexd.session.expiring", in_s=max(0.0, (life - lived) / NANOS_PER_SECOND))
+        if lived >= life:
             said = f"The session has lived for {self.limits.life_s:g} s, which is as long as sessions live here."
             self.end("session_expired", said, close_code=1001)
 
@@ -387,10 +390,7 @@ class RealtimeSession:
 
     def _commit(self, event: dict[str, Any], now: Nanos) -> None:
         if self._buffered_ms < COMMIT_MS_MIN:
-            said = (
-                "Error committing input audio buffer: buffer too small. Expected at least "
-                f"{COMMIT_MS_MIN:g}ms of audio, but buffer only has {self._buffered_ms:.2f}ms of audio."
-            )
+            said = f"{self._buffered_ms:.2f} ms of sound lie in the buffer; a turn needs at least {COMMIT_MS_MIN:g} ms."
             raise Fault("input_audio_buffer_commit_empty", said)
         self._wire_in.begin_anew()
         key = self._new_id("commit")

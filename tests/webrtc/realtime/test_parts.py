@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from duplexd.ids import SessionId
 from duplexd.units import NANOS_PER_SECOND, Nanos
 from duplexd.webrtc.realtime.bridge import InputQueue
 from duplexd.webrtc.realtime.duplex import Replay, settings_of
 from duplexd.webrtc.realtime.faults import Fault
 from duplexd.webrtc.realtime.formats import PCM, WireIn
-from duplexd.webrtc.realtime.limits import Bucket
+from duplexd.webrtc.realtime.limits import Bucket, Limits
 from duplexd.webrtc.realtime.orders import Feed
 from duplexd.webrtc.realtime.prompt import condition_of
 from duplexd.webrtc.realtime.secrets import Doorkeeper
+from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import Settings
 
 TOOL = {"type": "function", "name": "look", "description": "Look.", "parameters": {"type": "object"}}
@@ -54,6 +56,23 @@ def test_at_their_bound_the_secret_that_ends_first_gives_way() -> None:
     lives = [keeper.make({"expires_after": {"seconds": life}}, model="m", wall=0.0) for life in (60, 20, 40)]
 
     assert [keeper.secret(one.value, wall=1.0) is not None for one in lives] == [True, False, True]
+
+
+def test_a_session_begins_to_live_when_it_is_opened() -> None:
+    """The front end ticks it from its admission on: on a busy machine it ended before its client was told of it."""
+    core = RealtimeSession(
+        session=SessionId(1),
+        settings=Settings.default(model="m"),
+        transport=Transport.WEBSOCKET,
+        rate=24_000,
+        limits=Limits(life_s=2.0),
+    )
+    core.tick(seconds(1000))
+    core.open(seconds(1000))
+    core.tick(seconds(1001.9))
+    assert [event["type"] for event in core.events()] == ["session.created"]
+    core.tick(seconds(1002))
+    assert [event["error"]["code"] for event in core.events()] == ["session_expired"]
 
 
 @pytest.mark.parametrize(
