@@ -17,6 +17,7 @@ from duplexd.bench.scoped import AsyncScoped
 READY_LIMIT_S = 90.0
 END_LIMIT_S = 10.0
 HELD = (
+    "frontend_sessions",
     "frontend_tasks",
     "engine_pages_free",
     "engine_latents_held",
@@ -86,6 +87,18 @@ class Daemon(AsyncScoped):
             found[f"{name}_fds"] = float(len(list(Path(f"/proc/{pid}/fd").iterdir())))
             found[f"{name}_threads"] = float(len(list(Path(f"/proc/{pid}/task").iterdir())))
         return found
+
+    async def held_at_rest(self, *, within_s: float = 10.0) -> dict[str, float]:
+        """The same when nobody is left in either process (the engine tells its figures once a second).
+
+        Raises RigError when something of a session is still held after `within_s`.
+        """
+        for _ in range(round(within_s / 0.2)):
+            found = await self.held()
+            if found["frontend_sessions"] == found["engine_ingest_held"] == 0:
+                return found
+            await asyncio.sleep(0.2)
+        raise RigError(f"after {within_s:g} s sessions are still held: {found}")
 
     async def metrics(self) -> dict[str, float]:
         text = await self.get("/metrics")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -56,6 +56,27 @@ class SpokenClause(msgspec.Struct):
     length: Ticks
     planned: Ticks = Ticks(0)  #: how much of it chunks have been planned for
     chunks_open: int = 0  #: chunks planned and not yet made: the latents must stay
+
+
+class Wording(msgspec.Struct, frozen=True):
+    """Words and tokens of a reply, and where they end: what stays of it while its history may be corrected."""
+
+    text: str
+    tokens: tuple[int, ...]
+    token_ends: tuple[int, ...]  #: characters of the text behind each token
+    words: tuple[PlacedWord, ...]
+    start: Ticks  #: of the reply, on the output timeline
+
+    def ended_by(self, position: Ticks) -> int:
+        """How many words have ended by `position`."""
+        return sum(1 for word in self.words if word.span.end <= position)
+
+    def tokens_of_words(self, words: int) -> int:
+        """Tokens up to and including the last one of word `words - 1`."""
+        return _tokens_of_words(self.words, self.token_ends, words)
+
+    def text_of_words(self, words: int) -> str:
+        return _text_of_words(self.text, self.words, words)
 
 
 class Reply:
@@ -243,19 +264,15 @@ class Reply:
             count += 1
         return count
 
-    def ended_by(self, position: Ticks) -> int:
-        """The same, whatever was thought to be heard before."""
-        return sum(1 for word in self.words if word.span.end <= position)
-
     def tokens_of_words(self, words: int) -> int:
         """Tokens up to and including the last one of word `words - 1`."""
-        if words == 0:
-            return 0
-        end = self.words[words - 1].end_char
-        return next(i + 1 for i, token_end in enumerate(self._token_ends) if token_end >= end)
+        return _tokens_of_words(self.words, self._token_ends, words)
 
     def text_of_words(self, words: int) -> str:
-        return self.text[: self.words[words - 1].end_char].strip() if words else ""
+        return _text_of_words(self.text, self.words, words)
+
+    def wording(self) -> Wording:
+        return Wording(self.text, tuple(self.tokens), tuple(self._token_ends), tuple(self.words), self.start)
 
     def ambiguous(self, position: Ticks, bound: Ticks) -> tuple[int, ...]:
         """Indexes of words whose end lies within the error bound of the cursor."""
@@ -265,6 +282,17 @@ class Reply:
         """A voice that fails after its text was delivered is a partial result, never a completed one."""
         text = ResponseState.COMPLETED if self.thought and self.state is ResponseState.FAILED else self.state
         return (OutputState("text", text), OutputState("voice", self.state))
+
+
+def _tokens_of_words(placed: Sequence[PlacedWord], token_ends: Sequence[int], words: int) -> int:
+    if words == 0:
+        return 0
+    end = placed[words - 1].end_char
+    return next(i + 1 for i, token_end in enumerate(token_ends) if token_end >= end)
+
+
+def _text_of_words(text: str, placed: Sequence[PlacedWord], words: int) -> str:
+    return text[: placed[words - 1].end_char].strip() if words else ""
 
 
 def spoken_words(words: list[PlacedWord]) -> tuple[SpokenWord, ...]:

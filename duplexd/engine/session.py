@@ -25,7 +25,7 @@ from duplexd.engine.face import Face, PictureFact
 from duplexd.engine.governor import Governor
 from duplexd.engine.monitor import Monitor, SessionPressure
 from duplexd.engine.policy import Gate, SchedulingPolicy
-from duplexd.engine.reply import PlacedWord, Reply, SpokenClause, spoken_words
+from duplexd.engine.reply import PlacedWord, Reply, SpokenClause, Wording, spoken_words
 from duplexd.engine.speculation import Likelihood, Speculation, SpeculationTunables, likelihood_of_end
 from duplexd.engine.stores import Stores
 from duplexd.engine.timeline import Timeline
@@ -269,7 +269,7 @@ class Session:
         self._next_onset: Ticks | None = None  #: a voice that began while an ended turn was still being understood
         self._unanswered = ""  #: turns that ended over a reply and that nobody is to answer by itself
         self._wanted: deque[ReplyWanted] = deque()
-        self._ended: dict[ResponseId, tuple[Reply, str]] = {}  #: the last replies that ended, with their turns
+        self._ended: dict[ResponseId, tuple[Wording, str]] = {}  #: the last replies that ended, with their turns
 
     # Facts ---------------------------------------------------------------------------------------------------------
 
@@ -537,13 +537,13 @@ class Session:
     def on_history_cut(self, fact: HistoryCut) -> None:
         """What was heard of a reply that has ended, by whoever heard it (DESIGN §5 rule 1: it corrects an estimate)."""
         if fact.response not in self._ended:
-            said = f"Response {fact.response} is not one of the last {REPLIES_REMEMBERED} that have ended."
-            self._emit(InputRefusal(self.id, "unknown_response", said, fact.key))
+            reason = f"Response {fact.response} is not one of the last {REPLIES_REMEMBERED} that have ended."
+            self._emit(InputRefusal(self.id, "unknown_response", reason, fact.key))
             return
         self._drop_speculation()
-        reply, user = self._ended[fact.response]
-        heard = reply.ended_by(Ticks(reply.start + fact.heard))
-        kept, text = reply.tokens[: reply.tokens_of_words(heard)], reply.text_of_words(heard)
+        said, user = self._ended[fact.response]
+        heard = said.ended_by(Ticks(said.start + fact.heard))
+        kept, text = said.tokens[: said.tokens_of_words(heard)], said.text_of_words(heard)
         open_before = self.dialogue.user
         if not self.dialogue.correct(fact.response, user, tokens=kept, text=text):
             heard, text = 0, ""
@@ -560,7 +560,7 @@ class Session:
         self._follow()
 
     def _remember(self, reply: Reply) -> None:
-        self._ended[reply.response] = (reply, self.dialogue.user)
+        self._ended[reply.response] = (reply.wording(), self.dialogue.user)
         if len(self._ended) > REPLIES_REMEMBERED:
             del self._ended[next(iter(self._ended))]
 

@@ -303,7 +303,16 @@ class Record(msgspec.Struct, frozen=True):
 
 def _kinds(base: type[msgspec.Struct]) -> Any:
     """The union of everything a stage may be given, or give back."""
-    return Union[tuple(base.__subclasses__())]  # noqa: UP007
+    return Union[tuple(_leaves(base))]  # noqa: UP007
+
+
+def _leaves(base: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    """Classes that nothing is derived from: those of which there are jobs or results."""
+    for kind in base.__subclasses__():
+        if kind.__subclasses__():
+            yield from _leaves(kind)
+        else:
+            yield kind
 
 
 _record_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(

@@ -25,6 +25,7 @@ from duplexd.models.clock.stages import TONE, WORD
 from duplexd.units import NANOS_PER_MS, Nanos, Ticks, ms_from_ticks
 
 RATE = 24_000
+PICTURE_BYTES = 2 * 64 * 96  #: of a slot; two pictures of the flash
 #: How much of a word's tone may be missing for the word to have been heard: a resumed word may leave a rest of up to 20
 #: ms, which the tone ear does not report (tones rule 5).
 MISSING_MS = 28.0
@@ -69,7 +70,7 @@ class Simulation:
             out_slots=8 * sessions_max,
             out_samples=RATE,
             picture_slots=12 * sessions_max if face != "none" else 0,
-            picture_bytes=2 * 64 * 96,
+            picture_bytes=PICTURE_BYTES,
         )
         config = EngineConfig(
             model="clock",

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 from duplexd.engine.face import DRAWN_IDLE, DRAWN_VOICE
 from duplexd.engine.replay import replay
 from duplexd.engine.simulator import SimListener
-from duplexd.engine.trace import Trace
+from duplexd.engine.story import tell
+from duplexd.engine.trace import Trace, decode_command
 from duplexd.engine.work import Launch
 from duplexd.ids import ConditionVersion, SessionId
 from duplexd.messages import CutFrames, PersonSeen, PublishChunk, PublishFrames, ResponseState, SessionClosed
-from duplexd.models.clock.face import FRAME, FRAMES, HISTORY, WHITE
+from duplexd.models.clock.face import WHITE
+from duplexd.models.clock.flash import FRAME, FRAMES, HISTORY
 from duplexd.streams.stage import CostModel, DecodeJob, Failed, GenerateJob, RefineJob
 from duplexd.units import NANOS_PER_MS, Ticks
 from tests.engine.simulation import Simulation, beep, heard_words, ms
@@ -506,5 +508,11 @@ def test_a_trace_with_a_face_is_run_again_to_the_byte(tmp_path: Path) -> None:
     path = traced(simulation, tmp_path / "a.trace")
     replayed = replay(Trace(path))
 
+    told = tell(Trace(path).header, Trace(path).records())
+    found = [decode_command(command) for record in Trace(path).records() for command in record.commands]
+    drawn = {type(job) for launch in found if isinstance(launch, Launch) for job in launch.jobs}
+
     assert replayed.difference is None
     assert len(orders(simulation, PublishFrames)) > 50
+    assert drawn >= {GenerateJob, RefineJob, DecodeJob}
+    assert "generate" in {launch.role for launch in told.launches}

@@ -15,6 +15,7 @@ from duplexd.channel import MediaShape
 from duplexd.engine.core import EngineCore
 from duplexd.engine.loop import drive
 from duplexd.engine.process import EngineConfig, core_of, layout_of, load_plan, stages_of
+from duplexd.engine.session import REPLIES_REMEMBERED
 from duplexd.engine.simulator import SimWorld
 from duplexd.ids import SessionId
 from duplexd.memory.arena import Arena
@@ -192,11 +193,12 @@ def test_sixteen_people_are_served_and_a_ninth_talker_waits_or_is_told_busy() ->
         assert held["entries_indexed"] <= 6 * held["sessions_indexed"]
     # From the fifth round on everybody has a history. It grows by one exchange a turn (until it slides) and by its
     # runs. Of nothing else are there more at last than in the first four rounds (two moments: someone may be talking).
-    growing = {f"objects of {kind}" for kind in ("Exchange", "Run", "Held", "Away", "Extent")}
+    growing = {f"objects of {kind}" for kind in ("Exchange", "Run", "Held", "Away", "Extent", "Wording", "PlacedWord")}
     for name in {name for held in later for name in held if name.startswith("objects of ")} - growing:
         assert min(held[name] for held in later[-2:]) <= max(held[name] for held in first), name
     assert max(held["objects of Exchange"] for held in later) <= 2 * SESSIONS
     assert max(held["objects of Run"] for held in later) <= 6 * SESSIONS
+    assert max(held["objects of Wording"] for held in later) <= REPLIES_REMEMBERED * SESSIONS
     # The arena was written at the start, and the ears take their buffers with the first spoken turns (38 MB). What the
     # process still grows by are kernels torch keeps for new lengths of text (7, 6 and 2 MB in the rounds after it;
     # a conversation of ten minutes grows no more, see `duplexd bench soak`).

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from duplexd.errors import ConfigError
 from duplexd.media.tones import CLOCK_WORD_MS
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
+from duplexd.models.clock import flash
 from duplexd.models.clock.language import WORDS_PER_CLAUSE, ClockDialect
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.stage import CostModel, Cut, PayloadKind, Role, Stage, StageSpec
@@ -25,19 +26,19 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     Args:    options: `face`: "flash" or "none", as by default.
     Raises:  ConfigError for another option, or another face.
     """
-    from duplexd.models.clock import face
-
     options = dict(options or {})
-    shown = face.face_plan(options.pop("face", "none"))
+    shown = flash.face_plan(options.pop("face", "none"))
     if options:
         raise ConfigError(f"model clock has no option {', '.join(sorted(options))}; it has: face")
     return ModelPlan(
         name="clock",
-        stages=STAGES if shown is None else (*STAGES, *face.STAGES),
-        edges=[*EDGES, *(() if shown is None else face.EDGES)],
+        stages=STAGES if shown is None else (*STAGES, *flash.STAGES),
+        edges=[*EDGES, *(() if shown is None else flash.EDGES)],
         dialect=ClockDialect(),
-        partitions=_partitions if shown is None else lambda sessions: _partitions(sessions) + face.partitions(sessions),
-        build=_build if shown is None else lambda: _build() | face.build(),
+        partitions=_partitions
+        if shown is None
+        else lambda sessions: _partitions(sessions) + flash.partitions(sessions),
+        build=_build if shown is None else lambda: _build() | _build_face(),
         sample_rate=24_000,
         grain=ticks_from_ms(10),
         chunk_ramp=(ticks_from_ms(160), ticks_from_ms(240), ticks_from_ms(320)),
@@ -87,6 +88,12 @@ def _partitions(sessions: int) -> tuple[PartitionSpec, ...]:
             shared_slots=1,
         ),
     )
+
+
+def _build_face() -> dict[str, Stage]:
+    from duplexd.models.clock import face
+
+    return face.build()
 
 
 def _build() -> dict[str, Stage]:

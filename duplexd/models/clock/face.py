@@ -15,13 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplexd.errors import ConfigError
-from duplexd.memory.histories import HistoryShape
-from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
+from duplexd.models.clock.flash import ANCHOR_TOKENS, FRAME, FRAMES, RING_SAMPLES, SIDE, STAGES
 from duplexd.models.clock.stages import OUTPUT_RATE, ClockStage
-from duplexd.streams.graph import FacePlan
 from duplexd.streams.stage import (
-    CostModel,
     DecodeJob,
     DecodeResult,
     Failed,
@@ -29,77 +25,16 @@ from duplexd.streams.stage import (
     MotionResult,
     OverhearJob,
     OverhearResult,
-    PayloadKind,
     ReferenceJob,
     ReferenceResult,
     Result,
-    Role,
     Stage,
-    StageSpec,
 )
-from duplexd.units import Ticks, samples_from_ticks, ticks_from_ms, ticks_from_samples
+from duplexd.units import Ticks, samples_from_ticks
 
-FLASH = "flash"
-SIDE = 64
 GREY, WHITE = 110, 235  #: luma, limited range
-FRAME = ticks_from_ms(40)
-FRAMES = 8
-ANCHOR_TOKENS = 4
-RING_SAMPLES = 6 * OUTPUT_RATE
-MOTIONS_PER_SESSION = 6
 _LOUD = 0.03  #: of full scale; a tone of a word has 0.25 and more
 _WINDOW = OUTPUT_RATE // 500  # 2 ms
-HISTORY = HistoryShape(chunk_tokens=FRAMES, anchor_tokens=(ANCHOR_TOKENS,), recent=2, lookahead=6)
-
-STAGES = (
-    StageSpec("overhear", Role.OVERHEAR, "copy", PayloadKind.AUDIO, PayloadKind.AUDIO, CostModel(50, 20), batch_max=8),
-    StageSpec(
-        "generate", Role.GENERATE, "face", PayloadKind.AUDIO, PayloadKind.LATENT, CostModel(2000, 500), batch_max=4
-    ),
-    StageSpec("refine", Role.REFINE, "face", PayloadKind.LATENT, PayloadKind.LATENT, CostModel(2000, 500), batch_max=4),
-    StageSpec("decode", Role.DECODE, "draw", PayloadKind.LATENT, PayloadKind.IMAGE, CostModel(4000)),
-)
-EDGES = (("generate", "refine"), ("refine", "decode"))
-
-
-def face_plan(name: str) -> FacePlan | None:
-    """The face by name; None: the clock has none. Raises ConfigError for another name."""
-    if name == "none":
-        return None
-    if name != FLASH:
-        raise ConfigError(f"model clock has no face {name!r}; it has {FLASH} and none")
-    return FacePlan(
-        character=FLASH,
-        size=(SIDE, SIDE),
-        frame=FRAME,
-        frames=FRAMES,
-        frame_tokens=1,
-        history=HISTORY,
-        conditions=("thought", "look_x", "look_y"),
-        voice_before=Ticks(0),
-        voice_after=Ticks(0),
-        voice_ring=ticks_from_samples(RING_SAMPLES, OUTPUT_RATE),
-        listen_delay=ticks_from_ms(320),
-    )
-
-
-def partitions(sessions: int) -> tuple[PartitionSpec, ...]:
-    fields = (FieldSpec("frame", (FRAMES,), "int64"),)
-    slots = PartitionKind.SLOTS
-    return (
-        HISTORY.partition("noisy", fields, sessions=sessions),
-        HISTORY.partition("clean", fields, sessions=sessions),
-        PartitionSpec(
-            "voice", slots, sessions, (FieldSpec("pcm", (RING_SAMPLES,)),), session_slots=1, section=Section.INGEST
-        ),
-        PartitionSpec(
-            "motion",
-            slots,
-            sessions * MOTIONS_PER_SESSION,
-            (FieldSpec("draft", (FRAMES,)), FieldSpec("motion", (FRAMES,))),
-            session_slots=MOTIONS_PER_SESSION,
-        ),
-    )
 
 
 def build() -> dict[str, Stage]:
