@@ -397,8 +397,8 @@ class Peer:
         if self._sight.shown:
             track.show()
         transceiver.sender.replaceTrack(track)
-        # A stream of its own: of one stream a browser delays the voice until a late picture has come (measured: 150 ms).
-        # The page brings the picture to the voice instead, and the voice waits for nobody.
+        # A stream of its own: of one stream a browser delays the voice until a late picture has come. The page brings
+        # the picture to the voice instead, and the voice waits for nobody.
         transceiver.sender._stream_id = str(uuid.uuid4())
         transceiver.direction = "sendonly"
         if self._eye is not None and transceiver._offerDirection == "sendrecv":
