@@ -222,6 +222,7 @@ class Face:
             self._unheard_since = now
         self._stores.overhear(news.slot)
         self._unheard.append(news)
+        self.voice.expect(news.epoch, news.span.end)  # It may be placed before it lies in the ring.
 
     def advance(self, epoch: Epoch, at: Ticks) -> None:
         """An interruption of the voice. Where it stopped is told by `VoiceStopped`; the pictures are cut then."""

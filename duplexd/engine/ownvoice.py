@@ -41,10 +41,16 @@ class OwnVoice:
         self.epoch = Epoch(0)
         self._kept = kept
         self._known = Span(Ticks(0), Ticks(0))  # positions of this epoch that lie in the ring
+        self._made = Ticks(0)  # end of what the voice has made
         self._complete = True  # nothing follows what is known
         self._pieces: deque[_Piece] = deque(maxlen=PIECES_MAX)
 
     # What comes ------------------------------------------------------------------------------------------------------
+
+    def expect(self, epoch: Epoch, end: Ticks) -> None:
+        """A chunk is on its way into the ring: what it says is awaited from where what is known ends."""
+        if epoch == self.epoch:
+            self._complete, self._made = False, Ticks(max(self._made, end))
 
     def learn(self, epoch: Epoch, span: Span, *, last: bool) -> None:
         """A chunk lies in the ring; `last`: nothing of its reply follows."""
@@ -52,11 +58,12 @@ class OwnVoice:
             return
         follows = span.start == self._known.end
         self._known = Span(self._known.start if follows else span.start, span.end)
+        self._made = Ticks(max(self._made, span.end))
         self._complete = last
 
     def advance(self, epoch: Epoch, at: Ticks) -> None:
         """What was said after `at` is dead. Where it stood as long as it was sent, it is not heard any more."""
-        self.epoch, self._complete = epoch, True
+        self.epoch, self._complete, self._made = epoch, True, at
         self._known = Span(Ticks(min(self._known.start, at)), Ticks(min(self._known.end, at)))
         for piece in self._pieces:
             ends = Ticks(max(piece.pts, at + piece.shift))
@@ -77,8 +84,10 @@ class OwnVoice:
     def stop(self, pts: Ticks) -> None:
         """From `pts` on nothing of the voice is sent."""
         for piece in self._pieces:
-            if piece.stop is None or piece.stop > pts:
-                piece.stop = Ticks(max(piece.pts, pts))
+            # What is made later was not sent then, even if the voice had run dry before it was stopped.
+            sent = min(pts, self._made + piece.shift) if piece.epoch == self.epoch else pts
+            if piece.stop is None or piece.stop > sent:
+                piece.stop = Ticks(max(piece.pts, sent))
 
     def forget(self, before: Ticks) -> None:
         """Nobody will hear what ended before this pts, less what a face hears of the past."""

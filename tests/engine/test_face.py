@@ -172,6 +172,21 @@ def test_flashes_stand_where_the_tones_do() -> None:
     assert person.view.late == 0
 
 
+def test_a_voice_that_is_placed_before_the_face_has_heard_it_is_waited_for() -> None:
+    """Placement and sound race each other: a frame that stays is better than a mouth that is shut for a chunk."""
+    simulation, (person,) = watched(until_ms=14_000)
+    slow(simulation, overhear=50_000)
+    person.type("say 5", at=ms(1500), key="a")
+    person.type("say 9", at=ms(6500), key="b")
+    simulation.run()
+    truth, seen = levels(person), picture(person)
+    onsets = [next(frame for frame in sorted(truth) if frame > at / 40 and truth[frame]) for at in (1000, 6000)]
+    begin = {onset + frame for onset in onsets for frame in range(4)}
+
+    assert [frame for frame in wrong(person) if frame not in begin] == []
+    assert all(any(seen[onset + frame] for frame in range(5)) for onset in onsets)
+
+
 def test_unsent_frames_are_made_again_when_the_voice_begins() -> None:
     """New ids, the same span, and nothing of the old epoch at or after the cut is published from then on."""
     simulation, (person,) = watched()

@@ -83,6 +83,19 @@ def test_it_waits_for_a_voice_that_goes_on_and_not_for_one_that_is_over_or_dry()
     assert voice.awaited_from(Ticks(1010)) is None
 
 
+def test_a_voice_that_is_placed_before_it_is_known_is_waited_for() -> None:
+    """Both are on their way at once; the reply before it had ended."""
+    voice = OwnVoice(kept=Ticks(100))
+    voice.learn(E0, span(0, 50), last=True)
+    voice.place(E0, Ticks(0), Ticks(1000))
+    voice.expect(E0, Ticks(90))
+    voice.place(E0, Ticks(50), Ticks(3000))
+
+    assert voice.awaited_from(Ticks(2990)) == 3000
+    voice.learn(E0, span(50, 90), last=False)
+    assert voice.awaited_from(Ticks(2990)) == 3040
+
+
 def test_what_is_over_is_forgotten_and_the_rest_is_bounded() -> None:
     voice = OwnVoice(kept=Ticks(100))
     for number in range(1000):
@@ -117,7 +130,9 @@ def test_it_says_what_the_transport_sent(plan: list[tuple[str, int]]) -> None:
     ring: dict[int, Any] = {}
     sent: dict[int, Any] = {}
     placed: tuple[int, int] | None = None
-    for act, count in [*plan, ("play", 1)]:  # A voice that ran dry is placed again as soon as it is sent.
+    # A voice that ran dry is placed again as soon as it is sent, which is at once.
+    acts = [each for step in plan for each in ([step, ("play", 1)] if step[0] == "say" else [step])]
+    for act, count in acts:
         if act == "say":
             for position in range(said, said + count):
                 ring[position] = (epoch, position)
