@@ -166,6 +166,7 @@ class Visit:
         self._words: dict[int, int] = {}
         self._repeats: dict[int, list[asyncio.TimerHandle]] = {}  #: by order, until the page says it has it
         self._ready_sent = False
+        self._clocks_told = False
 
     # Transport ----------------------------------------------------------------------------------------
 
@@ -205,6 +206,15 @@ class Visit:
         if self.view is not None and self.peer is not None:
             track = self.peer.video if self.peer.is_connected else None
             self.view.tick(track, self.peer.clock.origin, now)
+            self._tell_clocks()
+
+    def _tell_clocks(self) -> None:
+        """Once, when both tracks have sent something."""
+        assert self.peer is not None
+        voice, face = self.peer.rtp_origin, self.peer.video_origin
+        if not self._clocks_told and voice is not None and face is not None and self._ready_sent:
+            self._clocks_told = True
+            self.tell(wire.Clocks(voice, face))
 
     # The page -----------------------------------------------------------------------------------------
 

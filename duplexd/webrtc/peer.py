@@ -19,6 +19,7 @@ import asyncio
 import logging
 import struct
 import traceback
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -278,6 +279,11 @@ class Peer:
         return self._voice.rtp_origin
 
     @property
+    def video_origin(self) -> int | None:
+        """RTP timestamp (u32, 90 kHz) of the picture's pts 0; None until the first frame has left."""
+        return self.video.rtp_origin if self.video is not None else None
+
+    @property
     def is_connected(self) -> bool:
         return self._connected.is_set() and self._closing is None
 
@@ -391,6 +397,9 @@ class Peer:
         if self._sight.shown:
             track.show()
         transceiver.sender.replaceTrack(track)
+        # A stream of its own: of one stream a browser delays the voice until a late picture has come. The page brings
+        # the picture to the voice instead, and the voice waits for nobody.
+        transceiver.sender._stream_id = str(uuid.uuid4())
         transceiver.direction = "sendonly"
         if self._eye is not None and transceiver._offerDirection == "sendrecv":
             camera.install(transceiver.receiver, self._eye)

@@ -136,6 +136,13 @@ class Ready(ToPage, frozen=True, tag="ready"):
     camera: bool = False  #: whether the character would look at the person
 
 
+class Clocks(ToPage, frozen=True, tag="clocks"):
+    """RTP timestamps of one and the same moment, so that the page can hold the picture against the voice."""
+
+    voice: int  #: u32, 48 kHz
+    face: int  #: u32, 90 kHz
+
+
 class Hold(ToPage, frozen=True, tag="hold"):
     """Mute now, keep the buffer, answer with `pos{hold}` at once. Fast channel."""
 

@@ -7,6 +7,7 @@ import { ShownCursor } from "../../duplexd/webrtc/page/cursor.js";
 import { HELP, closedSentence, microphoneCode, refusalCode } from "../../duplexd/webrtc/page/help.js";
 import { complete } from "../../duplexd/webrtc/page/latency.js";
 import { DelayMeter, ageMs, passed, rtpAdd, rtpDistance } from "../../duplexd/webrtc/page/position.js";
+import { LipSync, SightMeter, WAIT_FIRST_MS } from "../../duplexd/webrtc/page/sight.js";
 import { Transcript } from "../../duplexd/webrtc/page/transcript.js";
 
 const word = (text, start, end) => ({ text, start, end });
@@ -129,4 +130,67 @@ test("every dead end has its own sentence", () => {
   assert.match(closedSentence("engine restarted"), /engine restarted/i);
   assert.equal(closedSentence("something new"), "Reason: something new.");
   assert.equal(new Set(Object.values(HELP).map((h) => h.title)).size, Object.keys(HELP).length);
+});
+
+// -- what is seen
+
+/** A second of pictures of which the voice is `skew` ms ahead, from `at` ms on; 25 frames. */
+function second(lips, { voice, face, at, skew }) {
+  for (let frame = 0; frame < 25; frame += 1) {
+    const ms = at + 40 * frame;
+    const heard = { rtp: (voice + Math.round(48 * (ms + skew - 30))) >>> 0, ms: 30 };
+    lips.show((face + 90 * ms) >>> 0, heard);
+  }
+}
+
+const CLOCKS = { voice: 2 ** 32 - 480_000, face: 2 ** 32 - 90_000 }; // both wrap within ten seconds
+
+test("the picture waits for the voice, as long as it is early", () => {
+  const waits = [];
+  const lips = new LipSync((ms) => waits.push(Math.round(ms)));
+  second(lips, { ...CLOCKS, at: 0, skew: -55 });
+  assert.deepEqual([waits, lips.skewMs], [[WAIT_FIRST_MS], null]); // nothing is known before the server's word
+  lips.begin(CLOCKS);
+  second(lips, { ...CLOCKS, at: 1000, skew: -55 });
+  assert.equal(Math.round(lips.skewMs), -55);
+  assert.deepEqual(waits, [WAIT_FIRST_MS, WAIT_FIRST_MS + 40]); // 15 ms early is where it shall be
+});
+
+test("a picture that is late waits less, never less than nothing, and the voice is never asked to wait", () => {
+  const waits = [];
+  const lips = new LipSync((ms) => waits.push(Math.round(ms)));
+  lips.begin(CLOCKS);
+  second(lips, { ...CLOCKS, at: 0, skew: 25 });
+  second(lips, { ...CLOCKS, at: 1000, skew: 400 });
+  second(lips, { ...CLOCKS, at: 2000, skew: 400 });
+  assert.deepEqual(waits, [WAIT_FIRST_MS, 20, 0]);
+});
+
+test("small differences are left alone, and the timestamps' wraps are none", () => {
+  const waits = [];
+  const lips = new LipSync((ms) => waits.push(ms));
+  lips.begin(CLOCKS);
+  for (let at = 0; at < 20_000; at += 1000) second(lips, { ...CLOCKS, at, skew: at % 2000 ? -22 : -8 });
+  assert.deepEqual(waits, [WAIT_FIRST_MS]);
+});
+
+test("a voice that stands still says nothing of the lips", () => {
+  const lips = new LipSync(() => {});
+  lips.begin(CLOCKS);
+  second(lips, { ...CLOCKS, at: 0, skew: -9000 });
+  assert.equal(lips.skewMs, null);
+});
+
+test("figures of the picture are differences over a second or more", () => {
+  const meter = new SightMeter();
+  const reading = (timestamp, frames) => [
+    { type: "inbound-rtp", kind: "audio", timestamp, framesReceived: 9e9 },
+    { type: "inbound-rtp", kind: "video", timestamp, framesReceived: frames, framesDecoded: frames - 1, bytesReceived: frames * 1000 },
+  ];
+  meter.take(reading(0, 0));
+  meter.take(reading(100, 10));
+  meter.take(reading(600, 20));
+  assert.equal(meter.figures, null);
+  meter.take(reading(2100, 60));
+  assert.deepEqual(meter.figures, { received: 60, decoded: 59, dropped: 0, freezes: 0, fps: 25, kbit: 200 });
 });

@@ -367,7 +367,7 @@ window.duplexd = {
   get cursor() { return cursor.last && { ...cursor.last, shown: cursor.shown }; },
   get muted() { return session?.gate.muted ?? false; },
   get position() { return session?.position() ?? null; },
-  get sight() { return session?.sight.figures ?? null; },
+  get sight() { return session?.sight.figures && { ...session.sight.figures, skewMs: session.lips?.skewMs, wait: session.lips?.wait }; },
   get camera() { return session?.takesCamera ?? false; },
   transcript: () => transcript.snapshot(),
   latencies, events, connect, disconnect, say,

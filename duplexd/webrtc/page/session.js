@@ -5,7 +5,7 @@ import { Gate } from "./gate.js";
 import { Trouble, refusalCode } from "./help.js";
 import { Ears, cancelsEcho, openMicrophone, stopAll } from "./microphone.js";
 import { DelayMeter, ageMs, passed } from "./position.js";
-import { SightMeter, openCamera, slowDown } from "./sight.js";
+import { LipSync, SightMeter, openCamera, slowDown } from "./sight.js";
 import { Timers } from "./timers.js";
 
 const REPEATS_MS = [20, 60]; // after the first at once: one of three arrives even on a bad path
@@ -13,6 +13,7 @@ const MEDIA_PATH_MS = 15_000;
 const SILENCE_MAX_MS = 6_000; // pings unanswered for so long: the server is gone
 const GATHER_MAX_MS = 1_500;
 const SIGHT_EVERY_MS = 2_000;
+const DECODED_MS = 12; // decoded sound the statistics do not show, as the server has it
 const FAST_BACKLOG_MAX = 16_384; // bytes; a position report that waits is worth nothing, so it is dropped
 
 /** @param {string} token without it a daemon that asks for one names no TURN server */
@@ -43,6 +44,7 @@ export class Session {
     this.timers = new Timers();
     this.delays = new DelayMeter();
     this.sight = new SightMeter();
+    this.lips = null;
     this.camera = null;
     this.gate = new Gate({
       setMuted: (muted) => this.setMuted(muted),
@@ -185,8 +187,9 @@ export class Session {
   onTrack({ track, receiver }) {
     const stream = new MediaStream([track]);
     if (track.kind === "video") {
-      receiver.jitterBufferTarget = 60; // keeps lips and voice together from the start instead of after 20 s
+      this.lips = new LipSync((ms) => (receiver.jitterBufferTarget = ms));
       this.video.srcObject = stream;
+      this.watchPictures();
       this.video.play().catch(() => this.on("video-waits", {}));
       return;
     }
@@ -194,6 +197,21 @@ export class Session {
     this.audio.srcObject = stream;
     this.play();
     this.ears.tap(stream);
+  }
+
+  /** Holds each shown picture against what is heard when it is shown. */
+  watchPictures() {
+    this.video.requestVideoFrameCallback?.((now, { rtpTimestamp, expectedDisplayTime }) => {
+      if (this.closed) return;
+      if (rtpTimestamp !== undefined && !this.gate.muted) this.lips.show(rtpTimestamp, this.heardAtTime(expectedDisplayTime));
+      this.watchPictures();
+    });
+  }
+
+  /** What is heard at a moment of performance.now(): a timestamp and the milliseconds past it; null before any packet. */
+  heardAtTime(moment) {
+    const at = this.position();
+    return at && { rtp: at.rtp, ms: at.age_ms - at.playout_ms - DECODED_MS + (moment - performance.now()) };
   }
 
   /** Starts the sound, or says that the browser waits for a gesture. */
@@ -266,11 +284,11 @@ export class Session {
   }
 
   reportSight() {
-    const figures = this.sight.figures;
-    if (!figures) return;
-    const { received, decoded, dropped, freezes, skewMs } = figures;
+    const { received, decoded, dropped, freezes } = this.sight.figures ?? {};
+    if (received === undefined) return;
+    const skewMs = this.lips?.skewMs ?? null;
     this.sendFast({ t: "picture", received, decoded, dropped, freezes, skew_ms: skewMs === null ? null : round(skewMs) });
-    this.on("sight", figures);
+    this.on("sight", { ...this.sight.figures, skewMs });
   }
 
   ping() {
@@ -321,6 +339,10 @@ export class Session {
 
   on_state({ state }) {
     this.speaking = state === "speaking";
+  }
+
+  on_clocks(message) {
+    this.lips?.begin(message);
   }
 
   on_pong({ at }) {
