@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
+from duplexd.bench.programs import RigError
 from duplexd.bench.stage import Stage, percentile
 from duplexd.bench.tap import Recording
 from duplexd.media import tones
@@ -27,6 +28,9 @@ PAIR_WITHIN = Nanos(240 * NANOS_PER_MS)  #: half of the clock's word: a tone and
 FRAMES_PER_SECOND = 25
 TONE_MIN_MS = 100  #: shorter pieces are ends of tones that were cut
 SPEAK_LIMIT_S = 10.0
+SETTLE_S = 6.0  #: until buffers of browser and engine have settled
+QUERY = "auto=1&mic=0"
+TOPICS = ("Tell me about the ocean.", "What is the sun?", "Tell me about bees.", "What is music?")
 
 #: Keeps when each shown frame was due on the screen (ms of performance.now), its RTP timestamp and its middle's luma.
 _WATCH = """() => {
@@ -159,36 +163,70 @@ async def measure_stops(stage: Stage, eye: Eye, *, count: int) -> list[float]:
     return found
 
 
-async def measure_frames(eye: Eye, *, seconds: float) -> dict[str, float]:
+Frames: TypeAlias = dict[str, float]  #: what the browser counted in a while, with its `seconds` and `fps`
+
+
+async def measure_frames(eye: Eye, *, seconds: float) -> Frames:
     """What arrived of 25 frames a second, by the browser's own count."""
     before = await eye.inbound()
     await asyncio.sleep(seconds)
     return frames_between(before, await eye.inbound())
 
 
-def frames_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
-    """The difference of two readings of `Eye.inbound`."""
+def frames_between(before: dict[str, Any], after: dict[str, Any]) -> Frames:
+    """The difference of two readings of `Eye.inbound`. Raises RigError while the browser has seen no picture."""
+    if "timestamp" not in before or "timestamp" not in after:
+        raise RigError("the browser has received no picture yet")
     names = ("framesReceived", "framesDecoded", "framesDropped", "freezeCount", "bytesReceived", "pliCount")
     counts = {name: float(after.get(name, 0) - before.get(name, 0)) for name in names}
     seconds = (after["timestamp"] - before["timestamp"]) / 1000
     return counts | {"seconds": seconds, "fps": counts["framesReceived"] / seconds}
 
 
-async def bench(*, replies: int = 4, stops: int = 12) -> dict[str, Any]:
-    """Figures of the clock's face in Chromium; see `docs/face.md` for what they mean."""
-    async with Stage("--model", "clock", query="auto=1&mic=0") as stage:
-        eye = Eye(stage)
-        await eye.open()
-        await asyncio.sleep(3)
-        idle = await measure_frames(eye, seconds=5)
+async def bench(*, replies: int = 4, stops: int = 12, turns: int = 3) -> dict[str, Any]:
+    """Figures of the face in Chromium: lips by the word clock, frames by the face people talk to.
+
+    fps_received   frames a second that reached the browser, of 25: the clock's; the pocket face's idle and in talk
+    freezes        stalls the browser counted meanwhile
+    skew_ms        p05 and p95 of flash against tone, + : the voice is ahead
+    mouth_stop_ms  from a stop to the last frame in which the mouth moved
+    """
+    async with Stage("--model", "clock", query=QUERY) as stage:
+        eye = await _watch(stage)
+        clock = await measure_frames(eye, seconds=5)
         skews = await measure_skew(stage, eye, replies=replies)
         stopped = await measure_stops(stage, eye, count=stops)
         stage.require_whole_recordings()
-        return {
-            "client": stage.client(),
-            "fps_received": round(idle["fps"], 2),
-            "freezes": idle["freezeCount"],
-            "kbit_per_s": round(idle["bytesReceived"] * 8 / 1000 / idle["seconds"], 1),
-            "skew_ms": {"p05": skews.p05, "p95": skews.p95, "tones": skews.tones, "paired": len(skews.each_ms)},
-            "mouth_stop_ms": {"p50": percentile(stopped, 0.5), "p95": percentile(stopped, 0.95), "count": len(stopped)},
-        }
+        client = stage.client()
+    async with Stage("--model", "pocket", query=QUERY) as stage:
+        eye = await _watch(stage)
+        idle = await measure_frames(eye, seconds=10)
+        talk = await measure_talk(stage, eye, turns=turns)
+        metrics = await stage.daemon.metrics()
+        await stage.require_living_engine()
+    whiles = {"clock": clock, "idle": idle, "talk": talk}
+    return {
+        "fps_received": {name: round(one["fps"], 1) for name, one in whiles.items()},
+        "freezes": {name: one["freezeCount"] for name, one in whiles.items()},
+        "kbit_per_s": {name: round(one["bytesReceived"] / 125 / one["seconds"]) for name, one in whiles.items()},
+        "face_level": metrics.get("duplexd_engine_face_level"),
+        "skew_ms": {"p05": skews.p05, "p95": skews.p95, "tones": skews.tones, "paired": len(skews.each_ms)},
+        "mouth_stop_ms": {"p50": percentile(stopped, 0.5), "p95": percentile(stopped, 0.95), "count": len(stopped)},
+        "seen_by": client,
+    }
+
+
+async def _watch(stage: Stage) -> Eye:
+    eye = Eye(stage)
+    await eye.open()
+    await asyncio.sleep(SETTLE_S)
+    return eye
+
+
+async def measure_talk(stage: Stage, eye: Eye, *, turns: int) -> Frames:
+    """What arrived from the first question to the end of the last answer."""
+    before = await eye.inbound()
+    for question in TOPICS[:turns]:
+        await speak(stage, question)
+        await stage.wait_for("listening", limit_s=30)
+    return frames_between(before, await eye.inbound())
