@@ -32,6 +32,7 @@ from duplexd.engine.policy import Gate
 from duplexd.engine.stores import FaceStores, Stores
 from duplexd.engine.timeline import PictureTimeline
 from duplexd.engine.work import Launch, Need, StageFailed, StageFinished, Work
+from duplexd.errors import ArenaFull
 from duplexd.ids import ChunkId, ConditionVersion, Epoch, FenceId, SessionId, SlotId, WorkId
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.histories import GENERATE, REFINE, Histories, HistoryStage
@@ -263,15 +264,18 @@ class Face:
         self._sent = Ticks(0)
         self.viewed, self._viewed_since, self._flowing = True, now, False
 
-    def _open_histories(self) -> bool:
+    def _open_histories(self, now: Nanos) -> bool:
         """Anchors are prefilled once, and pinned. False while work still holds what an earlier view had."""
         if self._histories is None:
             if self._flights:
                 return False
-            histories = Histories(
-                self._own.noisy, self._own.clean, self.id, self._plan.history, epoch=self.timeline.epoch
-            )
-            self._histories, self._anchors_missing = histories, [GENERATE, REFINE]
+            own, epoch = self._own, self.timeline.epoch
+            try:
+                self._histories = Histories(own.noisy, own.clean, self.id, self._plan.history, epoch=epoch)
+            except ArenaFull as full:
+                self._end(str(full), now)
+                return False
+            self._anchors_missing = [GENERATE, REFINE]
         return True
 
     def _drop_histories(self) -> None:
@@ -348,7 +352,7 @@ class Face:
         if self._unheard and not self._busy(Role.OVERHEAR):
             yield self._work(Role.OVERHEAR, Need.INPUT, self._unheard_since)
         self._due = None
-        if not self.viewed or self.ended or not self._open_histories():
+        if not self.viewed or self.ended or not self._open_histories(now):
             return
         self._see(now)
         for stage in self._anchors_missing:
@@ -477,7 +481,10 @@ class Face:
     # Launching -------------------------------------------------------------------------------------------------------
 
     def launch(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
-        """Turn an offer into an order."""
+        """Turn an offer into an order; None when others have taken since what it needs, and it is tried again."""
+        if work.role is Role.DECODE and not self._own.pictures.available(self.id):
+            self._monitor.count("face_launches_short_of_slots")
+            return None
         self._stores.fence_begun(FenceId(work_id))
         if work.role is Role.OVERHEAR:
             jobs, flight = self._overhear_jobs(), _Flight(Role.OVERHEAR)

@@ -21,7 +21,15 @@ from duplexd.engine.story import tell
 from duplexd.engine.trace import Trace, decode_command
 from duplexd.engine.work import Launch
 from duplexd.ids import ConditionVersion, SessionId
-from duplexd.messages import CutFrames, PersonSeen, PublishChunk, PublishFrames, ResponseState, SessionClosed
+from duplexd.messages import (
+    CutFrames,
+    PersonSeen,
+    PicturesFreed,
+    PublishChunk,
+    PublishFrames,
+    ResponseState,
+    SessionClosed,
+)
 from duplexd.models.clock.face import WHITE
 from duplexd.models.clock.flash import FRAME, FRAMES, HISTORY
 from duplexd.streams.stage import CostModel, DecodeJob, Failed, GenerateJob, RefineJob
@@ -467,6 +475,35 @@ def test_a_front_end_that_copies_nothing_out_stalls_its_own_pictures_only() -> N
     assert len(orders(simulation, PublishFrames, 1)) == held(simulation)["pictures"] == 12
     assert missing(people[1]) == []
     assert heard_words(people[0]) == list(range(9))
+
+
+def test_whoever_finds_the_last_slot_taken_waits_for_the_next() -> None:
+    """People who left still have most slots, and the front end is slow with the rest: two want the same one."""
+    simulation, people = watched(until_ms=8000, sessions=3)
+    slow(simulation, decode=30_000)
+    own = simulation.core.stores.face
+    assert own is not None
+    own.pictures._session_max = own.pictures.count
+    taken: list[int] = []
+    execute = simulation.world.execute
+
+    def slowly(command: Any, now: Any) -> None:
+        if not isinstance(command, PublishFrames):
+            execute(command, now)
+            return
+        simulation.world.news.append((now, command))
+        simulation.world.at(now + ms(40), lambda: PicturesFreed((command.slot,)))
+
+    simulation.world.execute = slowly  # type: ignore[method-assign]
+    simulation.world.at(ms(2000), lambda: taken.extend(own.pictures.take(SessionId(99)) or 0 for _ in range(46)))
+    simulation.world.at(ms(4000), lambda: PicturesFreed(tuple(taken)))
+    people[0].type("say 9", at=ms(1500), key="a")
+    simulation.run()
+
+    assert simulation.core.monitor["face_launches_short_of_slots"] > 0
+    assert heard_words(people[0]) == list(range(9))
+    for person in people:
+        assert max(at for at, _ in orders(simulation, PublishFrames, person.session)) > 7800
 
 
 def test_a_face_without_time_gives_way_step_by_step_and_comes_back() -> None:
