@@ -12,6 +12,7 @@ The word clock is the instrument: each of its words is a tone, and its face flas
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from duplexd.media import tones
 from duplexd.units import NANOS_PER_MS, Nanos
 
 WHITE = 170  #: luma above this is a flash: the clock's face is 110 or 235, limited range
+OPEN = 0.045  #: dark share above which the pocket face's lips are apart
 PAIR_WITHIN = Nanos(240 * NANOS_PER_MS)  #: half of the clock's word: a tone and a flash further apart belong to others
 FRAMES_PER_SECOND = 25
 TONE_MIN_MS = 100  #: shorter pieces are ends of tones that were cut
@@ -32,15 +34,22 @@ SETTLE_S = 6.0  #: until buffers of browser and engine have settled
 QUERY = "auto=1&mic=0"
 TOPICS = ("Tell me about the ocean.", "What is the sun?", "Tell me about bees.", "What is music?")
 
-#: Keeps when each shown frame was due on the screen (ms of performance.now), its RTP timestamp and its middle's luma.
+#: Keeps when each shown frame was due on the screen (ms of performance.now), its RTP timestamp, its middle's luma, and
+#: the share of dark pixels where the pocket face has its mouth: 0.03 at most with lips shut, 0.06 and more when open.
 _WATCH = """() => {
     const video = document.getElementById("video");
-    const pen = new OffscreenCanvas(16, 16).getContext("2d", { willReadFrequently: true });
+    const pen = new OffscreenCanvas(64, 64).getContext("2d", { willReadFrequently: true });
+    const lumas = (...box) => {
+        const { data } = pen.getImageData(...box);
+        const luma = (at) => 0.299 * data[at] + 0.587 * data[at + 1] + 0.114 * data[at + 2];
+        return Array.from({ length: data.length / 4 }, (_, pixel) => luma(4 * pixel));
+    };
     window.framesSeen = [];
     const step = (now, { expectedDisplayTime, rtpTimestamp }) => {
-        pen.drawImage(video, 0, 0, 16, 16);
-        const [red, green, blue] = pen.getImageData(8, 8, 1, 1).data;
-        framesSeen.push([expectedDisplayTime, rtpTimestamp, 0.299 * red + 0.587 * green + 0.114 * blue]);
+        pen.drawImage(video, 0, 0, 64, 64);
+        const mouth = lumas(24, 37, 17, 10);
+        const dark = mouth.filter((luma) => luma < 70).length / mouth.length;
+        framesSeen.push([expectedDisplayTime, rtpTimestamp, lumas(32, 32, 1, 1)[0], dark]);
         if (framesSeen.length > 60_000) framesSeen.splice(0, 30_000);
         video.requestVideoFrameCallback(step);
     };
@@ -59,10 +68,17 @@ class Shown(msgspec.Struct, frozen=True):
     at: Nanos
     rtp: int  #: u32, 90 kHz
     luma: float  #: of its middle, 0..255
+    dark: float = 0.0  #: share of dark pixels around the pocket face's mouth
 
-    @property
-    def is_white(self) -> bool:
-        return self.luma > WHITE
+
+def is_white(frame: Shown) -> bool:
+    """The clock's face while a tone sounds."""
+    return frame.luma > WHITE
+
+
+def is_open(frame: Shown) -> bool:
+    """The pocket face's mouth."""
+    return frame.dark > OPEN
 
 
 class Eye:
@@ -76,7 +92,7 @@ class Eye:
 
     async def shown(self, *, since: Nanos = Nanos(0)) -> list[Shown]:
         seen = await self._stage.page.evaluate("window.framesSeen")
-        frames = [Shown(self._stage.clock.time_of(at), int(rtp or 0), luma) for at, rtp, luma in seen]
+        frames = [Shown(self._stage.clock.time_of(at), int(rtp or 0), luma, dark) for at, rtp, luma, dark in seen]
         return [frame for frame in frames if frame.at >= since]
 
     async def inbound(self) -> dict[str, Any]:
@@ -86,7 +102,7 @@ class Eye:
 
 def flashes(frames: list[Shown]) -> list[Nanos]:
     """When the picture turned white."""
-    return [now.at for before, now in pairwise(frames) if now.is_white and not before.is_white]
+    return [now.at for before, now in pairwise(frames) if is_white(now) and not is_white(before)]
 
 
 def tones_heard(heard: Recording, *, after: Nanos, before: Nanos) -> list[Nanos]:
@@ -147,19 +163,21 @@ async def measure_skew(stage: Stage, eye: Eye, *, replies: int) -> Skews:
     return Skews(tuple(each), count)
 
 
-async def measure_stops(stage: Stage, eye: Eye, *, count: int) -> list[float]:
-    """Milliseconds from a stop to the last frame in which the mouth moved: the clock's last white frame.
+async def measure_stops(
+    stage: Stage, eye: Eye, *, count: int, text: str = "Go on.", speaks: Callable[[Shown], bool] = is_white
+) -> list[float]:
+    """Milliseconds from a stop to the last frame in which the mouth still spoke: the clock's last white one.
 
-    Each stop falls elsewhere in a word, so that some fall into tones and some between them.
+    Each stop falls elsewhere in a word, so that some fall into sounds and some between them.
     """
     found: list[float] = []
     for index in range(count):
-        await speak(stage)
+        await speak(stage, text)
         await asyncio.sleep(0.8 + 0.11 * index)
         at = stage.clock.time_of(await stage.page.evaluate("(window.duplexd.stop(), performance.now())"))
         await asyncio.sleep(1.5)
-        white = [frame.at for frame in await eye.shown(since=at) if frame.is_white]
-        found.append((white[-1] - at) / NANOS_PER_MS if white else 0.0)
+        still = [frame.at for frame in await eye.shown(since=at) if speaks(frame)]
+        found.append((still[-1] - at) / NANOS_PER_MS if still else 0.0)
     return found
 
 
@@ -202,6 +220,7 @@ async def bench(*, replies: int = 4, stops: int = 12, turns: int = 3) -> dict[st
         eye = await _watch(stage)
         idle = await measure_frames(eye, seconds=10)
         talk = await measure_talk(stage, eye, turns=turns)
+        shut = await measure_stops(stage, eye, count=stops, text=TOPICS[0], speaks=is_open)
         metrics = await stage.daemon.metrics()
         await stage.require_living_engine()
     whiles = {"clock": clock, "idle": idle, "talk": talk}
@@ -211,7 +230,10 @@ async def bench(*, replies: int = 4, stops: int = 12, turns: int = 3) -> dict[st
         "kbit_per_s": {name: round(one["bytesReceived"] / 125 / one["seconds"]) for name, one in whiles.items()},
         "face_level": metrics.get("duplexd_engine_face_level"),
         "skew_ms": {"p05": skews.p05, "p95": skews.p95, "tones": skews.tones, "paired": len(skews.each_ms)},
-        "mouth_stop_ms": {"p50": percentile(stopped, 0.5), "p95": percentile(stopped, 0.95), "count": len(stopped)},
+        "mouth_stop_ms": {
+            name: {"p50": percentile(each, 0.5), "p95": percentile(each, 0.95), "count": len(each)}
+            for name, each in (("clock", stopped), ("pocket", shut))
+        },
         "seen_by": client,
     }
 
