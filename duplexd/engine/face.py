@@ -4,6 +4,7 @@
 2. Without a voice the face lives on by itself, no further ahead than a chunk. With one it runs as far ahead as the
    voice is known, and asks for it that much earlier (`voice_ahead`); a chunk that is due before all of its voice is
    known is cut short, and the next one goes on there.
+   While somebody waits for a reply's first sound, pictures are drawn later, and every second one.
 3. A voice that begins, stops or goes on elsewhere makes every frame that was not sent be made again, from the first
    that can still be made in time. Motion goes on from the last frame before it (cut: at the cursor, by frames).
 4. A chunk hears and feels what it did when it was begun, in every stage.
@@ -23,7 +24,7 @@ import msgspec
 
 from duplexd.channel import PICTURES_PER_SLOT
 from duplexd.engine.chunk import Chunk, ChunkState
-from duplexd.engine.governor import Fidelity, Governor
+from duplexd.engine.governor import HUSHED, LEVELS, Fidelity, Governor
 from duplexd.engine.monitor import Monitor
 from duplexd.engine.ownvoice import OwnVoice
 from duplexd.engine.pipeline import Made, Passing, Pipeline
@@ -77,6 +78,7 @@ LEAD_MARGIN = ticks_from_ms(20)  #: on top of what the stages take on average, w
 LEAD_MAX = ticks_from_ms(600)
 DRAWN_IDLE = ticks_from_ms(320)  #: how far pictures lie ahead of the eye
 DRAWN_VOICE = ticks_from_ms(640)
+DRAWN_HUSHED = ticks_from_ms(200)
 PART_FRAMES_MAX = 4  #: of a chunk that are drawn at once
 SHOWN_MIN = 2  #: frames that a chunk is worth being made for, while the voice behind them is not known yet
 #: Of the person's ring: copies that are on their way may overwrite the oldest of it while a stage reads.
@@ -145,6 +147,7 @@ class Face:
         self.id = session
         self.ended = ""  #: why there is no face any more
         self.viewed = False
+        self.hushed = False  #: somebody waits for the first sound of a reply: pictures take as little time as they can
         self.copied_until = Ticks(0)  #: of the person's sound, on the input timeline
         self._model = plan
         self._plan: FacePlan = plan.face
@@ -376,8 +379,8 @@ class Face:
         self.voice.forget(playback)
         speaks = self.voice.heard_at(playback)
         timeline.ahead = AHEAD_VOICE if speaks else AHEAD_IDLE
-        pipeline.parts_ahead = DRAWN_VOICE if speaks else DRAWN_IDLE
-        pipeline.length, pipeline.fidelity = None, self._governor.fidelity
+        pipeline.parts_ahead = DRAWN_VOICE if speaks else DRAWN_HUSHED if self.hushed else DRAWN_IDLE
+        pipeline.length, pipeline.fidelity = None, self._fidelity
         if pipeline.fidelity.still or not self._own.pictures.available(self.id):
             self._flowing = False  # What nobody copies out, or asks for, is not late.
             return
@@ -385,6 +388,11 @@ class Face:
             self._skip(playback)
             frames = self._frames_known(pipeline.fidelity, playback, now)
             pipeline.length = Ticks(frames * plan.frame) if frames else None
+
+    @property
+    def _fidelity(self) -> Fidelity:
+        found = self._governor.fidelity
+        return LEVELS[HUSHED] if self.hushed and found is LEVELS[0] else found
 
     @property
     def _has_room(self) -> bool:

@@ -49,6 +49,8 @@ LEVELS = (
     Fidelity(0, 0, "still"),
 )
 
+HUSHED = 1  #: level of a face, at best, while somebody waits for its first sound
+
 
 class Seen(msgspec.Struct, frozen=True):
     """What became of the frames of the last second."""

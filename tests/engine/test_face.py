@@ -325,6 +325,27 @@ def test_whatever_happens_the_picture_keeps_its_promises(
     assert after["noisy"] <= 2 * (len(HISTORY.anchor_tokens) + HISTORY.recent)
 
 
+def test_while_a_first_sound_is_awaited_there_are_fewer_pictures() -> None:
+    """The thinker takes a second: from then on every second picture until it speaks, drawn no earlier than needed."""
+    simulation, (person,) = watched(until_ms=8000)
+    simulation.world.at(ms(2000), lambda: slow(simulation, think=1_000_000))
+    person.type("say 9", at=ms(2500), key="a")
+    simulation.run()
+    (voice,) = [at for at, news in orders(simulation, PublishChunk)][:1]
+    before = {job.stride for at, job in jobs(simulation, DecodeJob) if at < 2500}
+    strides = {job.stride for at, job in jobs(simulation, DecodeJob) if 2900 < at < voice}
+    after = [job.stride for at, job in jobs(simulation, DecodeJob) if at > voice + 700]
+    meanwhile = [news for at, news in orders(simulation, PublishFrames) if 3200 < at < voice]
+
+    assert voice > 4000
+    assert before == {1}
+    assert strides == {2}
+    assert {news.frame for news in meanwhile} == {2 * FRAME}
+    assert set(after) == {1}
+    assert person.view.late == 0
+    assert simulation.core.governor.level == 0
+
+
 # Conditions ----------------------------------------------------------------------------------------------------------
 
 
