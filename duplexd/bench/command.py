@@ -40,10 +40,11 @@ def add_bench(commands: Any) -> None:
     costs = kinds.add_parser("costs", help="what the pocket model's stages cost here, as a calibration for simulate")
     costs.add_argument("--toml", type=Path, metavar="FILE", help="write the calibration")
     _output(costs, run_costs)
-    face = kinds.add_parser("face", help="the face on sentences it never heard: lips, blinks, drift, costs")
+    face = kinds.add_parser("face", help="the face: lips, blinks, drift, costs; and in a browser")
     face.add_argument(
         "--drift-minutes", type=float, default=0.0, help="also an ablation of anchors over so long; 0: not"
     )
+    face.add_argument("--no-browser", action="store_true", help="not what Chromium shows of it: frames, lips, stops")
     _output(face, run_face)
 
 
@@ -138,11 +139,13 @@ def run_face(options: argparse.Namespace) -> int:
     from importlib.metadata import entry_points
 
     from duplexd.bench import recordings
+    from duplexd.bench.face import bench as seen
 
     # By entry point: nothing imports models.
     (examination,) = entry_points(group="duplexd.benches", name="face")
     people = [recording.audio() for recording in recordings.load("reader")]
-    return _publish(examination.load()(drift_minutes=options.drift_minutes, people=people), options.json)
+    report = {} if options.no_browser else asyncio.run(seen())
+    return _publish(examination.load()(drift_minutes=options.drift_minutes, people=people) | report, options.json)
 
 
 def _publish(report: dict[str, Any], file: Path | None) -> int:

@@ -12,31 +12,44 @@ The word clock is the instrument: each of its words is a tone, and its face flas
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
+from duplexd.bench.programs import RigError
 from duplexd.bench.stage import Stage, percentile
 from duplexd.bench.tap import Recording
 from duplexd.media import tones
 from duplexd.units import NANOS_PER_MS, Nanos
 
 WHITE = 170  #: luma above this is a flash: the clock's face is 110 or 235, limited range
+OPEN = 0.045  #: dark share above which the pocket face's lips are apart
 PAIR_WITHIN = Nanos(240 * NANOS_PER_MS)  #: half of the clock's word: a tone and a flash further apart belong to others
 FRAMES_PER_SECOND = 25
 TONE_MIN_MS = 100  #: shorter pieces are ends of tones that were cut
 SPEAK_LIMIT_S = 10.0
+SETTLE_S = 6.0  #: until buffers of browser and engine have settled
+QUERY = "auto=1&mic=0"
+TOPICS = ("Tell me about the ocean.", "What is the sun?", "Tell me about bees.", "What is music?")
 
-#: Keeps when each shown frame was due on the screen (ms of performance.now), its RTP timestamp and its middle's luma.
+#: Keeps when each shown frame was due on the screen (ms of performance.now), its RTP timestamp, its middle's luma, and
+#: the share of dark pixels where the pocket face has its mouth: 0.03 at most with lips shut, 0.06 and more when open.
 _WATCH = """() => {
     const video = document.getElementById("video");
-    const pen = new OffscreenCanvas(16, 16).getContext("2d", { willReadFrequently: true });
+    const pen = new OffscreenCanvas(64, 64).getContext("2d", { willReadFrequently: true });
+    const lumas = (...box) => {
+        const { data } = pen.getImageData(...box);
+        const luma = (at) => 0.299 * data[at] + 0.587 * data[at + 1] + 0.114 * data[at + 2];
+        return Array.from({ length: data.length / 4 }, (_, pixel) => luma(4 * pixel));
+    };
     window.framesSeen = [];
     const step = (now, { expectedDisplayTime, rtpTimestamp }) => {
-        pen.drawImage(video, 0, 0, 16, 16);
-        const [red, green, blue] = pen.getImageData(8, 8, 1, 1).data;
-        framesSeen.push([expectedDisplayTime, rtpTimestamp, 0.299 * red + 0.587 * green + 0.114 * blue]);
+        pen.drawImage(video, 0, 0, 64, 64);
+        const mouth = lumas(24, 37, 17, 10);
+        const dark = mouth.filter((luma) => luma < 70).length / mouth.length;
+        framesSeen.push([expectedDisplayTime, rtpTimestamp, lumas(32, 32, 1, 1)[0], dark]);
         if (framesSeen.length > 60_000) framesSeen.splice(0, 30_000);
         video.requestVideoFrameCallback(step);
     };
@@ -55,10 +68,17 @@ class Shown(msgspec.Struct, frozen=True):
     at: Nanos
     rtp: int  #: u32, 90 kHz
     luma: float  #: of its middle, 0..255
+    dark: float = 0.0  #: share of dark pixels around the pocket face's mouth
 
-    @property
-    def is_white(self) -> bool:
-        return self.luma > WHITE
+
+def is_white(frame: Shown) -> bool:
+    """The clock's face while a tone sounds."""
+    return frame.luma > WHITE
+
+
+def is_open(frame: Shown) -> bool:
+    """The pocket face's mouth."""
+    return frame.dark > OPEN
 
 
 class Eye:
@@ -72,7 +92,7 @@ class Eye:
 
     async def shown(self, *, since: Nanos = Nanos(0)) -> list[Shown]:
         seen = await self._stage.page.evaluate("window.framesSeen")
-        frames = [Shown(self._stage.clock.time_of(at), int(rtp or 0), luma) for at, rtp, luma in seen]
+        frames = [Shown(self._stage.clock.time_of(at), int(rtp or 0), luma, dark) for at, rtp, luma, dark in seen]
         return [frame for frame in frames if frame.at >= since]
 
     async def inbound(self) -> dict[str, Any]:
@@ -82,7 +102,7 @@ class Eye:
 
 def flashes(frames: list[Shown]) -> list[Nanos]:
     """When the picture turned white."""
-    return [now.at for before, now in pairwise(frames) if now.is_white and not before.is_white]
+    return [now.at for before, now in pairwise(frames) if is_white(now) and not is_white(before)]
 
 
 def tones_heard(heard: Recording, *, after: Nanos, before: Nanos) -> list[Nanos]:
@@ -143,52 +163,92 @@ async def measure_skew(stage: Stage, eye: Eye, *, replies: int) -> Skews:
     return Skews(tuple(each), count)
 
 
-async def measure_stops(stage: Stage, eye: Eye, *, count: int) -> list[float]:
-    """Milliseconds from a stop to the last frame in which the mouth moved: the clock's last white frame.
+async def measure_stops(
+    stage: Stage, eye: Eye, *, count: int, text: str = "Go on.", speaks: Callable[[Shown], bool] = is_white
+) -> list[float]:
+    """Milliseconds from a stop to the last frame in which the mouth still spoke: the clock's last white one.
 
-    Each stop falls elsewhere in a word, so that some fall into tones and some between them.
+    Each stop falls elsewhere in a word, so that some fall into sounds and some between them.
     """
     found: list[float] = []
     for index in range(count):
-        await speak(stage)
+        await speak(stage, text)
         await asyncio.sleep(0.8 + 0.11 * index)
         at = stage.clock.time_of(await stage.page.evaluate("(window.duplexd.stop(), performance.now())"))
         await asyncio.sleep(1.5)
-        white = [frame.at for frame in await eye.shown(since=at) if frame.is_white]
-        found.append((white[-1] - at) / NANOS_PER_MS if white else 0.0)
+        still = [frame.at for frame in await eye.shown(since=at) if speaks(frame)]
+        found.append((still[-1] - at) / NANOS_PER_MS if still else 0.0)
     return found
 
 
-async def measure_frames(eye: Eye, *, seconds: float) -> dict[str, float]:
+Frames: TypeAlias = dict[str, float]  #: what the browser counted in a while, with its `seconds` and `fps`
+
+
+async def measure_frames(eye: Eye, *, seconds: float) -> Frames:
     """What arrived of 25 frames a second, by the browser's own count."""
     before = await eye.inbound()
     await asyncio.sleep(seconds)
     return frames_between(before, await eye.inbound())
 
 
-def frames_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
-    """The difference of two readings of `Eye.inbound`."""
+def frames_between(before: dict[str, Any], after: dict[str, Any]) -> Frames:
+    """The difference of two readings of `Eye.inbound`. Raises RigError while the browser has seen no picture."""
+    if "timestamp" not in before or "timestamp" not in after:
+        raise RigError("the browser has received no picture yet")
     names = ("framesReceived", "framesDecoded", "framesDropped", "freezeCount", "bytesReceived", "pliCount")
     counts = {name: float(after.get(name, 0) - before.get(name, 0)) for name in names}
     seconds = (after["timestamp"] - before["timestamp"]) / 1000
     return counts | {"seconds": seconds, "fps": counts["framesReceived"] / seconds}
 
 
-async def bench(*, replies: int = 4, stops: int = 12) -> dict[str, Any]:
-    """Figures of the clock's face in Chromium; see `docs/face.md` for what they mean."""
-    async with Stage("--model", "clock", query="auto=1&mic=0") as stage:
-        eye = Eye(stage)
-        await eye.open()
-        await asyncio.sleep(3)
-        idle = await measure_frames(eye, seconds=5)
+async def bench(*, replies: int = 4, stops: int = 12, turns: int = 3) -> dict[str, Any]:
+    """Figures of the face in Chromium: lips by the word clock, frames by the face people talk to.
+
+    fps_received   frames a second that reached the browser, of 25: the clock's; the pocket face's idle and in talk
+    freezes        stalls the browser counted meanwhile
+    skew_ms        p05 and p95 of flash against tone, + : the voice is ahead
+    mouth_stop_ms  from a stop to the last frame in which the mouth moved
+    """
+    async with Stage("--model", "clock", query=QUERY) as stage:
+        eye = await _watch(stage)
+        clock = await measure_frames(eye, seconds=5)
         skews = await measure_skew(stage, eye, replies=replies)
         stopped = await measure_stops(stage, eye, count=stops)
         stage.require_whole_recordings()
-        return {
-            "client": stage.client(),
-            "fps_received": round(idle["fps"], 2),
-            "freezes": idle["freezeCount"],
-            "kbit_per_s": round(idle["bytesReceived"] * 8 / 1000 / idle["seconds"], 1),
-            "skew_ms": {"p05": skews.p05, "p95": skews.p95, "tones": skews.tones, "paired": len(skews.each_ms)},
-            "mouth_stop_ms": {"p50": percentile(stopped, 0.5), "p95": percentile(stopped, 0.95), "count": len(stopped)},
-        }
+        client = stage.client()
+    async with Stage("--model", "pocket", query=QUERY) as stage:
+        eye = await _watch(stage)
+        idle = await measure_frames(eye, seconds=10)
+        talk = await measure_talk(stage, eye, turns=turns)
+        shut = await measure_stops(stage, eye, count=stops, text=TOPICS[0], speaks=is_open)
+        metrics = await stage.daemon.metrics()
+        await stage.require_living_engine()
+    whiles = {"clock": clock, "idle": idle, "talk": talk}
+    return {
+        "fps_received": {name: round(one["fps"], 1) for name, one in whiles.items()},
+        "freezes": {name: one["freezeCount"] for name, one in whiles.items()},
+        "kbit_per_s": {name: round(one["bytesReceived"] / 125 / one["seconds"]) for name, one in whiles.items()},
+        "face_level": metrics.get("duplexd_engine_face_level"),
+        "skew_ms": {"p05": skews.p05, "p95": skews.p95, "tones": skews.tones, "paired": len(skews.each_ms)},
+        "mouth_stop_ms": {
+            name: {"p50": percentile(each, 0.5), "p95": percentile(each, 0.95), "count": len(each)}
+            for name, each in (("clock", stopped), ("pocket", shut))
+        },
+        "seen_by": client,
+    }
+
+
+async def _watch(stage: Stage) -> Eye:
+    eye = Eye(stage)
+    await eye.open()
+    await asyncio.sleep(SETTLE_S)
+    return eye
+
+
+async def measure_talk(stage: Stage, eye: Eye, *, turns: int) -> Frames:
+    """What arrived from the first question to the end of the last answer."""
+    before = await eye.inbound()
+    for question in TOPICS[:turns]:
+        await speak(stage, question)
+        await stage.wait_for("listening", limit_s=30)
+    return frames_between(before, await eye.inbound())

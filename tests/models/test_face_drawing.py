@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from duplexd.errors import ConfigError
+from duplexd.errors import ConfigError, ModelError
 from duplexd.models.face.drawing.character import Character, character_names, load_character
 from duplexd.models.face.drawing.picture import Studio
 from duplexd.models.face.drawing.portrait import Portrait
@@ -119,3 +121,13 @@ def test_a_bad_file_says_what_is_wrong(tmp_path: Path, old: str, new: str, compl
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(ConfigError, match=complaint):
         load_character(str(path))
+
+
+def test_a_machine_that_cannot_draw_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libEGL is missing on a fresh server: a sentence with the packages, not a traceback of a loader."""
+    name = "duplexd.models.face.drawing.library"
+    monkeypatch.setitem(sys.modules, "skia", None)
+    monkeypatch.delitem(sys.modules, name)
+
+    with pytest.raises(ModelError, match="libegl1 libgl1"):
+        importlib.import_module(name)

@@ -70,6 +70,14 @@ class Visitor:
             await asyncio.sleep(0.1)
         raise AssertionError(f"{await self.sessions()} sessions are left, not {count}, after {seconds} s")
 
+    async def until_views(self, count: int, *, seconds: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            views = (await self.daemon.metrics())["duplexd_frontend_views"]
+            if views == count:
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"{views} people see the face, not {count}, after {seconds} s")
+
 
 Story = Callable[[Visitor], Awaitable[None]]
 
@@ -147,6 +155,43 @@ def test_an_offer_without_candidates_connects() -> None:
         await client.close()
 
     at_a_daemon(story)
+
+
+def test_a_client_that_takes_video_sees_the_face_until_it_is_hidden() -> None:
+    """25 frames a second; nothing while nobody sees the page, and a picture again when somebody does. The neighbour,
+    who takes no video, hears its reply undisturbed.
+    """
+
+    async def story(visitor: Visitor) -> None:
+        neighbour, client = await visitor.connect(), await visitor.connect(video="recvonly")
+        say(neighbour, "say 12", "n1")
+        with undisturbed(neighbour, 12):
+            clocks = await message(client, "clocks")
+            await message(neighbour, "reply", state="completed", seconds=15)
+        assert {"voice", "face"} <= clocks.keys()
+        assert len(client.frames) >= 60
+        assert {(frame.width, frame.height) for frame in client.frames} == {(64, 64)}
+        client.send("duplexd", '{"t":"seen","on":false}')
+        await visitor.until_views(0, seconds=3)
+        await asyncio.sleep(0.3)
+        hidden = len(client.frames)
+        await asyncio.sleep(1.5)
+        assert len(client.frames) <= hidden + 1
+        client.send("duplexd", '{"t":"seen","on":true}')
+        await visitor.until_views(1, seconds=3)
+        await until_frames(client, hidden + 20)
+        await neighbour.close()
+        await client.close()
+
+    at_a_daemon(story)
+
+
+async def until_frames(client: TestClient, count: int) -> None:
+    for _ in range(50):
+        if len(client.frames) >= count:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{len(client.frames)} frames have come, not {count}")
 
 
 def test_bad_messages_get_an_error_each_and_the_session_goes_on() -> None:

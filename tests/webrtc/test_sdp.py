@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duplexd.errors import ConfigError, InputRefused
-from duplexd.webrtc.sdp import CANDIDATES_MAX, OFFER_BYTES_MAX, check_offer, clean_offer, finish_answer
+from duplexd.webrtc.sdp import CANDIDATES_MAX, OFFER_BYTES_MAX, check_offer, clean_offer, finish_answer, takes_vp8
 
 VOICE = """v=0
 o=- 1 2 IN IP4 127.0.0.1
@@ -130,3 +130,21 @@ def test_a_public_address_replaces_host_addresses_of_its_family() -> None:
 def test_a_public_address_must_be_an_address() -> None:
     with pytest.raises(ConfigError, match="example"):
         finish_answer(ANSWER, public_address="example.org")
+
+
+VIDEO = "m=video 9 UDP/TLS/RTP/SAVPF 96 97\na=rtpmap:96 VP8/90000\na=rtpmap:97 H264/90000\n"
+
+
+@pytest.mark.parametrize(
+    ("offer", "takes"),
+    [
+        pytest.param(VOICE, False, id="no-video"),
+        pytest.param(VOICE + VIDEO, True, id="vp8"),
+        pytest.param(VOICE + VIDEO.replace("VP8", "VP9"), False, id="no-vp8"),
+        pytest.param(VOICE + VIDEO.replace("VP8", "AV1") + VIDEO, False, id="vp8-in-another-section"),
+        pytest.param(VOICE + "a=rtpmap:96 VP8/90000\n", False, id="vp8-in-the-voice"),
+    ],
+)
+def test_pictures_are_offered_to_whoever_takes_vp8(offer: str, takes: bool) -> None:
+    """A page that prefers another codec gets VP8 all the same; one without it gets the voice alone."""
+    assert takes_vp8(offer) is takes

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import skia
+
+from duplexd.models.face.drawing.library import skia
 
 Points = npt.NDArray[np.float64]
 Path = Any  #: skia.Path

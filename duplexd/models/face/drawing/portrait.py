@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import skia
 
 from duplexd.models.face.drawing import pen
 from duplexd.models.face.drawing.character import Character, Lock
+from duplexd.models.face.drawing.library import skia
 from duplexd.models.face.drawing.pen import argb, mix
 from duplexd.models.face.drawing.pose import SIZE, Points, Pose
 from duplexd.models.face.motion import Channel, Motion, clamped
