@@ -71,16 +71,18 @@ from duplexd.units import (
     ticks_from_nanos,
 )
 
-#: How much earlier than the way through the stages takes a chunk is begun: what their times vary by.
-AHEAD_IDLE = ticks_from_ms(60)
+#: How much earlier than the way through the stages takes a chunk is begun: what their times vary by. What the person
+#: says is heard until 320 ms before a chunk, so nothing is gained by less.
+AHEAD_IDLE = ticks_from_ms(200)
 AHEAD_VOICE = ticks_from_ms(400)  #: the same while the voice of it is known
+DUE_MARGIN = ticks_from_ms(60)  #: the same where a chunk waits for more of its voice to be known
 LEAD_MARGIN = ticks_from_ms(20)  #: on top of what the stages take on average, where frames are made again
 LEAD_MAX = ticks_from_ms(600)
 DRAWN_IDLE = ticks_from_ms(320)  #: how far pictures lie ahead of the eye
 DRAWN_VOICE = ticks_from_ms(640)
 DRAWN_HUSHED = ticks_from_ms(200)
 PART_FRAMES_MAX = 4  #: of a chunk that are drawn at once
-SHOWN_MIN = 2  #: frames that a chunk is worth being made for, while the voice behind them is not known yet
+SHOWN_MIN = 3  #: frames that a chunk is worth being made for, while the voice behind them is not known yet
 #: Of the person's ring: copies that are on their way may overwrite the oldest of it while a stage reads.
 RING_GUARD = INPUT_RATE
 THOUGHT = 0.6  #: how much a face shows that it is thinking
@@ -430,7 +432,7 @@ class Face:
         known = (awaited - plan.voice_after - start) // plan.frame
         if known >= plan.frames:
             return plan.frames
-        due = self.timeline.due(Ticks(start - self._lead - AHEAD_IDLE))
+        due = self.timeline.due(Ticks(start - self._lead - DUE_MARGIN))
         if due > now:
             self._due = due
             return 0

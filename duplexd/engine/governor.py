@@ -1,8 +1,9 @@
 """The governor: how much face there is time for. The voice is never asked to wait for it.
 
 1. Once a second it looks at what became of the frames that were planned. Frames that came late or were never made,
-   a lane without time left, or a front end that cannot encode, cost a level; quiet seconds win it back, one level at a
-   time. A level that was lost again soon is tried later and later, so that a face does not swing.
+   a lane without time left, or a front end that cannot encode, cost a level when they last for two looks, or at once
+   when hardly a frame is in time; quiet seconds win it back, one level at a time. A level that was lost again soon is
+   tried later and later, so that a face does not swing.
 2. First there are fewer pictures of the same motion, then coarser motion, then a still picture: the last one shown.
 
     level    pictures a second (of 25)   steps of the generator
@@ -22,6 +23,9 @@ import msgspec
 LATE_MAX = 0.1  #: share of planned frames that may come late or not at all before it costs a level
 LATE_FEW = 4  #: so many may, whatever their share: a voice that begins finds the next frames too near
 SENT_MIN = 0.9  #: share of planned frames that the front end must be able to send
+#: Bad looks in a row that cost a level: the second in which a reply begins is everybody's busiest, and passes.
+BAD_LOOKS = 2
+SEVERE = 0.6  #: share of planned frames whose loss costs a level at once
 BUSY_MAX = 0.95  #: of a lane's time; nothing is left for what varies
 BUSY_AGAIN = 0.75  #: a level up may double the work: only a lane with this much or less is asked to
 PATIENCE = 5  #: quiet looks before the next level up
@@ -70,6 +74,7 @@ class Governor:
         self._patience_min = self._patience = patience
         self._quiet = 0
         self._since_up: int | None = None  # looks since a level was won back
+        self._bad = 0  # bad looks in a row
         self._rest = False  # the look after a change: frames of the level before are still among what it sees
         self._sent = 1.0  # the least share a front end could send since the last look
         self.level = 0
@@ -87,10 +92,13 @@ class Governor:
         if self._since_up is not None:
             self._since_up += 1
         sent, self._sent = self._sent, 1.0
+        self._bad = self._bad + 1 if sent < SENT_MIN or _harmed(seen) else 0
         if self._rest:
-            self._rest = False
-        elif sent < SENT_MIN or _harmed(seen):
+            self._rest, self._bad = False, 0
+        elif self._bad >= BAD_LOOKS or _severe(seen):
             self._lose()
+        elif self._bad:
+            self._quiet = 0
         elif self.level and (self.fidelity.still or seen.busy is None or seen.busy <= BUSY_AGAIN):
             self._quiet += 1
             if self._quiet >= self._patience:
@@ -100,7 +108,7 @@ class Governor:
         return self.fidelity
 
     def _lose(self) -> None:
-        self._rest = True
+        self._rest, self._bad = True, 0
         if self._since_up is not None:
             self._patience = min(PATIENCE_MAX, 2 * self._patience)
         self._quiet, self._since_up = 0, None
@@ -109,6 +117,10 @@ class Governor:
     def _win(self) -> None:
         self._quiet, self._since_up, self._rest = 0, 0, True
         self.level -= 1
+
+
+def _severe(seen: Seen) -> bool:
+    return seen.missed > max(2 * LATE_FEW, SEVERE * seen.planned)
 
 
 def _harmed(seen: Seen) -> bool:
