@@ -28,6 +28,7 @@ WHITE = 170  #: luma above this is a flash: the clock's face is 110 or 235, limi
 OPEN = 0.045  #: dark share above which the pocket face's lips are apart
 PAIR_WITHIN = Nanos(240 * NANOS_PER_MS)  #: half of the clock's word: a tone and a flash further apart belong to others
 FRAMES_PER_SECOND = 25
+MOVED_WITHIN = Nanos(1000 * NANOS_PER_MS)  #: before a stop
 TONE_MIN_MS = 100  #: shorter pieces are ends of tones that were cut
 SPEAK_LIMIT_S = 10.0
 SETTLE_S = 6.0  #: until buffers of browser and engine have settled
@@ -164,16 +165,12 @@ async def measure_skew(stage: Stage, eye: Eye, *, replies: int) -> Skews:
 
 
 async def measure_stops(
-    stage: Stage,
-    eye: Eye,
-    *,
-    count: int,
-    text: str = "Go on.",
-    moving: Callable[[Shown], bool] = lambda one: one.is_white,
+    stage: Stage, eye: Eye, *, count: int, text: str = "Go on.", speaks: Callable[[Shown], bool] = is_white
 ) -> list[float]:
     """Milliseconds from a stop to the last frame in which the mouth still spoke: the clock's last white one.
 
-    Each stop falls elsewhere in a word, so that some fall into sounds and some between them.
+    Each stop falls elsewhere in a word, so that some fall into sounds and some between them. A stop of a mouth that had
+    not moved is left out.
     """
     found: list[float] = []
     for index in range(count):
@@ -181,9 +178,20 @@ async def measure_stops(
         await asyncio.sleep(0.8 + 0.11 * index)
         at = stage.clock.time_of(await stage.page.evaluate("(window.duplexd.stop(), performance.now())"))
         await asyncio.sleep(1.5)
-        still = [frame.at for frame in await eye.shown(since=at) if speaks(frame)]
-        found.append((still[-1] - at) / NANOS_PER_MS if still else 0.0)
+        stop = stop_ms(await eye.shown(since=Nanos(at - MOVED_WITHIN)), at, speaks)
+        if stop is not None:
+            found.append(stop)
     return found
+
+
+def stop_ms(frames: list[Shown], at: Nanos, speaks: Callable[[Shown], bool]) -> float | None:
+    """From a stop to the last frame in which the mouth speaks, 0 if it was shut already; None for a mouth that had not
+    moved before the stop either: a still picture stops at once, and proves nothing.
+    """
+    speaking = [frame.at for frame in frames if speaks(frame)]
+    if not speaking or speaking[0] > at:
+        return None
+    return max(0.0, (speaking[-1] - at) / NANOS_PER_MS)
 
 
 Frames: TypeAlias = dict[str, float]  #: what the browser counted in a while, with its `seconds` and `fps`

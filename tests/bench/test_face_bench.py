@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from duplexd.bench.face import Shown, Skews, flashes, frames_between, skews_ms
+from duplexd.bench.face import Shown, Skews, flashes, frames_between, is_open, is_white, skews_ms, stop_ms
 from duplexd.bench.programs import RigError
 from duplexd.units import NANOS_PER_MS, Nanos
 
@@ -48,3 +48,21 @@ def test_a_browser_that_has_seen_nothing_gives_no_figure() -> None:
 def test_percentiles_of_no_tone_are_nothing() -> None:
     assert (Skews((), 0).p05, Skews((), 0).p95) == (None, None)
     assert Skews((-20.0, 5.0, 30.0), 3).p95 == 30.0
+
+
+def mouth(*luma_at: tuple[float, float]) -> list[Shown]:
+    return [Shown(at(ms)[0], 0, luma) for ms, luma in luma_at]
+
+
+def test_a_stop_is_measured_to_the_last_frame_that_speaks() -> None:
+    frames = mouth((0, 235), (40, 110), (520, 235), (560, 235), (600, 110))
+
+    assert stop_ms(frames, at(500)[0], is_white) == pytest.approx(60)
+    assert stop_ms(frames[:2], at(500)[0], is_white) == 0
+
+
+def test_a_still_picture_proves_nothing() -> None:
+    """The governor had stopped the face: its mouth did not stop, it had never moved."""
+    assert stop_ms(mouth((0, 110), (600, 110)), at(500)[0], is_white) is None
+    assert stop_ms(mouth((0, 110), (600, 235)), at(500)[0], is_white) is None
+    assert stop_ms([], at(500)[0], is_open) is None

@@ -92,7 +92,8 @@ def test_a_stop_stills_the_mouth_and_the_next_reply_moves_it_again() -> None:
             skews = await face.measure_skew(stage, eye, replies=1)
             print(f"last white frame after a stop: {[round(ms) for ms in stopped]} ms")
 
-            assert max(stopped) > 0  # Some stop fell into a tone; else nothing was measured.
+            assert len(stopped) == 6  # The mouth had moved before each of them; else nothing was measured.
+            assert max(stopped) > 0  # Some fell into a tone.
             assert max(stopped) <= STOP_MS
             assert len(skews.each_ms) >= 0.9 * skews.tones >= 10
 
