@@ -150,7 +150,7 @@ class Face:
         self.id = session
         self.ended = ""  #: why there is no face any more
         self.viewed = False
-        self.hushed = False  #: somebody waits for the first sound of a reply: pictures take as little time as they can
+        self.hushed = False  #: a person speaks, or waits for the first sound of a reply: pictures take less time
         self.copied_until = Ticks(0)  #: of the person's sound, on the input timeline
         self._model = plan
         self._plan: FacePlan = plan.face

@@ -1419,7 +1419,8 @@ class Session:
         for role in [r for r in self._ready_since if r not in offered]:
             del self._ready_since[role]  # What is not wanted any more does not grow old.
         if self.face is not None and not self.closed:
-            self.face.hushed = self.speculation is not None or self.state is TurnState.THINKING
+            listening = self.utterance is not None and self.reply is None
+            self.face.hushed = listening or self.speculation is not None or self.state is TurnState.THINKING
             works += self.face.offers(now)
         return works
 
