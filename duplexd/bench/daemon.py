@@ -24,6 +24,7 @@ HELD = (
     "engine_ingest_held",
     "engine_out_slots_free",
 )
+HELD_BY_FACES = ("engine_face_pictures_free", "engine_face_motion_held", "engine_face_noisy_held")
 _URL = re.compile(r"is ready: (\S+)")
 
 
@@ -83,6 +84,7 @@ class Daemon(AsyncScoped):
         """What a session takes and must give back: threads, tasks, descriptors, slots and pages of both processes."""
         metrics = await self.metrics()
         found = {name: metrics[f"duplexd_{name}"] for name in HELD}
+        found |= {name: metrics[f"duplexd_{name}"] for name in HELD_BY_FACES if f"duplexd_{name}" in metrics}
         for name, pid in self.processes().items():
             found[f"{name}_fds"] = float(len(list(Path(f"/proc/{pid}/fd").iterdir())))
             found[f"{name}_threads"] = float(len(list(Path(f"/proc/{pid}/task").iterdir())))

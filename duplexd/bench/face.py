@@ -130,8 +130,14 @@ def skews_ms(heard: list[Nanos], seen: list[Nanos]) -> list[float]:
 async def speak(stage: Stage, text: str = "Go on.") -> Nanos:
     """A typed turn; returns when its answer could be heard."""
     await stage.type(text)
-    await stage.wait_for("speaking", limit_s=SPEAK_LIMIT_S)
+    await reach(stage, "speaking", within_s=SPEAK_LIMIT_S)
     return stage.heard().end
+
+
+async def reach(stage: Stage, state: str, *, within_s: float) -> None:
+    """Raises RigError when the conversation does not get there: figures of what did not happen would look fine."""
+    if not await stage.wait_for(state, limit_s=within_s):
+        raise RigError(f"the page did not become {state!r} within {within_s:g} s")
 
 
 class Skews(msgspec.Struct, frozen=True):
@@ -155,7 +161,7 @@ async def measure_skew(stage: Stage, eye: Eye, *, replies: int) -> Skews:
     count = 0
     for _ in range(replies):
         begun = await speak(stage)
-        await stage.wait_for("listening", limit_s=30)
+        await reach(stage, "listening", within_s=30)
         await asyncio.sleep(0.5)
         heard = stage.heard()
         words = tones_heard(heard, after=begun, before=heard.end)
@@ -263,5 +269,5 @@ async def measure_talk(stage: Stage, eye: Eye, *, turns: int) -> Frames:
     before = await eye.inbound()
     for question in TOPICS[:turns]:
         await speak(stage, question)
-        await stage.wait_for("listening", limit_s=30)
+        await reach(stage, "listening", within_s=30)
     return frames_between(before, await eye.inbound())

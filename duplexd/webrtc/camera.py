@@ -3,15 +3,18 @@
     RTP -> aiortc's assembly -> door (size, rate, key frames) -> one thread: decode, find a face -> rule -> fact
 
 1. At most five frames a second are decoded, whatever is sent, none larger than 640 x 480, and one at a time: what comes
-   faster is dropped undecoded. After a dropped frame only a key frame can be decoded; one is asked for at most once in
-   two seconds, so a page that floods us is looked at every two seconds.
-2. A picture lives from its decoding to the end of the search for a face, on one thread. It is not stored or sent on.
-3. Nothing from the network raises: what is wrong is counted and waits for the next key frame.
+   faster is dropped undecoded. After a dropped or lost frame only a key frame can be decoded; one is asked for at most
+   once in two seconds, so a page that floods us is looked at every two seconds.
+2. Nothing is looked at before the page has said that its camera is on, nor after it has said that it is off.
+3. A picture lives from its decoding to the end of the search for a face, on one thread, and in the decoder as what the
+   next one is a difference to. With the camera off the decoder goes. Nothing is stored or sent on.
+4. Nothing from the network raises: what is wrong is counted and waits for the next key frame.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -89,6 +92,10 @@ class CameraDoor:
         self.counts.damaged += 1
         self._broken = True
 
+    def lose(self) -> None:
+        """What the next frame is a difference to is not there."""
+        self._broken = True
+
     def asks_for_key_frame(self, now: Nanos) -> bool:
         """Whether to ask for one now (PLI)."""
         if not self._broken or (self._asked_at is not None and now - self._asked_at < ASKED_EVERY):
@@ -117,7 +124,7 @@ class CameraReceiver:
         self._pool = pool
         self._decoder: Any = None
         self._looking: asyncio.Task[None] | None = None
-        self._closed = False
+        self._on = False
 
     @property
     def sees_somebody(self) -> bool:
@@ -125,21 +132,35 @@ class CameraReceiver:
 
     def take(self, frame: bytes, now: Nanos) -> None:
         """A whole VP8 frame."""
-        if not self._closed and self._door.takes(frame, now, busy=self._looking is not None):
+        if self._on and self._door.takes(frame, now, busy=self._looking is not None):
             self._looking = asyncio.ensure_future(self._look(frame))
 
     def asks_for_key_frame(self, now: Nanos) -> bool:
-        return not self._closed and self._door.asks_for_key_frame(now)
+        return self._on and self._door.asks_for_key_frame(now)
 
     def tick(self, now: Nanos) -> None:
         """A camera that has stopped sending shows nobody."""
         self._tell(self._rule.wait(now))
 
-    def switch_off(self, now: Nanos) -> None:
-        self._tell(self._rule.leave(now))
+    def lose(self) -> None:
+        """A frame was lost on the way."""
+        self._door.lose()
+
+    def switch(self, *, on: bool, now: Nanos) -> None:
+        """The page says whether its camera is on."""
+        if not on:
+            self.close()
+            self._tell(self._rule.leave(now))
+        self._on = on
 
     def close(self) -> None:
-        self._closed = True
+        self._on = False
+        self._door.lose()
+        with contextlib.suppress(RuntimeError):  # The daemon is stopping: its threads take no more.
+            self._pool.submit(self._forget)  # Behind the frame that is being looked at.
+
+    def _forget(self) -> None:
+        self._decoder = None
 
     async def _look(self, frame: bytes) -> None:
         try:
@@ -152,7 +173,7 @@ class CameraReceiver:
         finally:
             self._looking = None
         self.counts.decoded += 1
-        if not self._closed:
+        if self._on:
             self._tell(self._rule.look(found, clock.now()))
 
     def _find(self, frame: bytes) -> Place | None:
@@ -183,9 +204,11 @@ class _Assembly:
     def add(self, packet: Any) -> tuple[bool, None]:
         now = clock.now()
         lost, frame = self._buffer.add(packet)
+        if lost:
+            self._camera.lose()
         if frame is not None:
             self._camera.take(frame.data, now)
-        return lost or self._camera.asks_for_key_frame(now), None
+        return self._camera.asks_for_key_frame(now), None
 
 
 def install(receiver: Any, camera: CameraReceiver) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplexd import clock
-from duplexd.config import Config
+from duplexd.config import NO_FACE, Config, face_of
 from duplexd.errors import ConfigError, SessionRefused
 from duplexd.ids import SessionId
 from duplexd.media.echo import EchoReference
@@ -47,7 +47,6 @@ from duplexd.messages import (
     ClientStalled,
     CutFrames,
     EndSession,
-    EngineReady,
     HistoryChanged,
     ImageArrived,
     InputRefusal,
@@ -270,8 +269,8 @@ class Visit:
             case wire.Picture():
                 self._on_picture(message)
             case wire.Camera():
-                if self.eye is not None and not message.on:
-                    self.eye.switch_off(now)
+                if self.eye is not None:
+                    self.eye.switch(on=message.on, now=now)
             case wire.Played():
                 for handle in self._repeats.pop(message.id, ()):
                     handle.cancel()
@@ -295,9 +294,9 @@ class Visit:
 
     def _on_picture(self, message: wire.Picture) -> None:
         if self.view is not None:
-            self.view.counted = message
+            self.view.count(message)
             if message.skew_ms is not None:
-                self._owner.skew_ms.append(message.skew_ms)
+                self._owner.skew_ms.append(max(-wire.SKEW_MAX_MS, min(message.skew_ms, wire.SKEW_MAX_MS)))
 
     def _on_pos(self, message: wire.Pos, now: Nanos) -> None:
         if message.hold:
@@ -499,8 +498,9 @@ class Frontend:
 
     def start(self) -> None:
         self.supervisor.start()
-        for pool in (self._video_pool, self._camera_pool):
-            pool.submit(int)  # Its thread begins now, not with the first visitor: there it looks like a leak.
+        # Their threads begin now, not with the first visitor: there they look like a leak.
+        self._video_pool.submit(int)
+        self._camera_pool.submit(int if face_of(self.config) == NO_FACE else self._load_finder)
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     async def stop(self) -> None:
@@ -719,8 +719,6 @@ class Frontend:
     # The engine ---------------------------------------------------------------------------------------
 
     def _on_news(self, news: Any) -> None:
-        if isinstance(news, EngineReady) and news.picture is not None and self._finder is None:
-            self._camera_pool.submit(self._load_finder)
         session = getattr(news, "session", None)
         if session is None:
             return
@@ -777,11 +775,13 @@ class Frontend:
         return ready is not None and ready.picture is not None
 
     def _load_finder(self) -> None:
-        """On the camera's thread: loading takes a third of a second. Without it everything but the camera works."""
+        """On the camera's thread, while the engine loads. Without it everything but the camera works."""
         try:
             self._finder = PersonFinder()
         except ConfigError as error:
             log.warning("%s; nobody is seen", error)
+        except Exception:
+            log.exception("the search for faces could not be loaded; nobody is seen")
 
     def eye(self, on_person: Callable[[Sighting], None]) -> CameraReceiver | None:
         return CameraReceiver(on_person, finder=self._finder, pool=self._camera_pool) if self._finder else None
@@ -829,10 +829,8 @@ def _picture_counts(visit: Guest) -> dict[str, int]:
     if visit.peer is not None and visit.peer.video is not None:
         track = visit.peer.video.counts
         counts |= {"sent": track.sent, "repeated": track.repeated, "keyframes": track.keyframes, "faults": track.faults}
-    page = visit.view.counted
-    if page is not None:
-        counts |= {"received": page.received, "dropped": page.dropped, "freezes": page.freezes}
-    return counts
+        counts["ticks_skipped"] = track.skipped
+    return counts | visit.view.page_counts
 
 
 def ice_server(text: str) -> IceServer:

@@ -186,8 +186,8 @@ class Server:
         values |= {f"frontend_pictures_{name}_total": float(n) for name, n in frontend.picture_counts().items()}
         values |= {f"frontend_camera_{name}_total": float(n) for name, n in frontend.camera_counts().items()}
         values["frontend_persons_seen"] = float(frontend.person_count)
-        skews = sorted(frontend.skew_ms) or [0.0]
-        values |= {"frontend_skew_ms_p05": skews[len(skews) // 20], "frontend_skew_ms_p95": _p95(skews)}
+        skews = frontend.skew_ms
+        values |= {"frontend_skew_ms_p05": _share(skews, 0.05), "frontend_skew_ms_p95": _p95(skews)}
         values["frontend_views"] = float(frontend.view_count)
         sent = playouts["sent_samples"]
         values |= {

@@ -39,13 +39,18 @@ class View:
         self.pictures = Pictures()
         self.page_is_seen = True  #: until the page says that it is hidden
         self.shown = False
-        self.counted: Picture | None = None  #: what the page counted of it last
+        self.page_counts: dict[str, int] = {}  #: what the page counted of it; they never fall, whatever it says
         self._session = session
         self._line = line
         self._tell = tell
         self._told = Ticks(0)  #: newest `FramesSent.until`
         self._judge_at = Nanos(0)
         self._judged = (0, 0)  #: frames shown and skipped when the last two seconds began
+
+    def count(self, told: Picture) -> None:
+        """What the page says that it has received."""
+        new = {"received": told.received, "dropped": told.dropped, "freezes": told.freezes}
+        self.page_counts = {name: max(count, self.page_counts.get(name, 0)) for name, count in new.items()}
 
     # The track --------------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,9 @@ class Seen(FromPage, frozen=True, tag="seen"):
     on: bool
 
 
+SKEW_MAX_MS = 2000.0  #: beyond it browsers say nothing themselves
+
+
 class Picture(FromPage, frozen=True, tag="picture"):
     """What the browser counts of the character's picture, every two seconds; totals since the page connected."""
 

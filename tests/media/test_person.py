@@ -41,6 +41,11 @@ def test_a_face_is_found_where_it_is(finder: PersonFinder, x: float, y: float) -
     assert found.y == pytest.approx(y, abs=0.15)
 
 
+@pytest.mark.parametrize(("width", "height"), [(240, 320), (480, 640)])
+def test_a_face_is_found_by_a_phone_held_upright(finder: PersonFinder, width: int, height: int) -> None:
+    assert finder.find(with_a_face(width, height, x=0.0, y=0.0)) is not None
+
+
 @pytest.mark.parametrize("picture", ["dark", "noise", "slope"])
 def test_nobody_is_found_where_nobody_is(finder: PersonFinder, picture: str) -> None:
     pictures: dict[str, NDArray[np.uint8]] = {

@@ -388,7 +388,7 @@ def test_fifty_connections_leave_nothing_behind() -> None:
 
 async def visit(visitor: Visitor, number: int) -> None:
     """One short conversation, left in the middle of the reply."""
-    client = await visitor.connect()
+    client = await visitor.connect(video="recvonly")
     say(client, "say 20", f"v{number}")
     await message(client, "state", state="speaking")
     await client.close()

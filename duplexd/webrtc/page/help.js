@@ -32,6 +32,11 @@ export const HELP = {
     text: "The browser or the system refused the camera for this page. Allow it in the site settings beside the address, then press the camera button again. The conversation goes on without it.",
     offer: [],
   },
+  "camera-insecure": {
+    title: "This address may not use a camera",
+    text: "Browsers give a camera only to https pages and to localhost. Open the page there, or go on without it.",
+    offer: [],
+  },
   "no-camera": {
     title: "No camera can be opened",
     text: "None is plugged in, or another program uses it. The conversation goes on without it.",

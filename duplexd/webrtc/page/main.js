@@ -323,7 +323,9 @@ async function toggleCamera() {
   try {
     await mine.openCamera();
   } catch (error) {
-    help(error.name === "NotAllowedError" ? "camera-denied" : "no-camera", `${error.name}: ${error.message}`);
+    if (session !== mine) return undefined; // The person has left while it was opening.
+    const denied = error.name === "NotAllowedError" ? "camera-denied" : "no-camera";
+    help(error instanceof Trouble ? error.code : denied, `${error.name}: ${error.message}`);
   } finally {
     $("camera").disabled = false;
   }

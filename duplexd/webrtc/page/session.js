@@ -424,8 +424,14 @@ export class Session {
     const [track] = stream.getVideoTracks();
     track.onended = () => this.closeCamera();
     this.camera = stream;
-    await this.face.sender.replaceTrack(track);
-    await slowDown(this.face.sender, track);
+    try {
+      await this.face.sender.replaceTrack(track);
+      await slowDown(this.face.sender, track);
+    } catch (error) {
+      this.closeCamera(); // An eye that is open behind a button that says "off" is the last thing to leave behind.
+      throw error;
+    }
+    if (this.camera !== stream) return undefined; // It ended, or the person left, meanwhile.
     this.send({ t: "camera", on: true });
     this.on("camera", { stream });
     return undefined;

@@ -1,5 +1,6 @@
 // What the person sees of the character, in figures; when it is shown; and what the character may see of the person.
 
+import { Trouble } from "./help.js";
 import { RTP_PER_MS, rtpDistance } from "./position.js";
 
 const VIDEO_PER_MS = 90;
@@ -109,14 +110,14 @@ export class LipSync {
 
 // -- the camera -------------------------------------------------------------------------------------------------------
 
-export const CAMERA = Object.freeze({ width: 320, height: 240, fps: 5, bitrate: 150_000 }); // the server takes no more
+const CAMERA = Object.freeze({ width: 320, height: 240, fps: 5, bitrate: 150_000 }); // the server takes no more
 
 /** Opens the camera, small and slow. Raises the browser's own error. */
 export async function openCamera() {
   const { width, height, fps } = CAMERA;
   const video = { width: { ideal: width }, height: { ideal: height }, frameRate: { ideal: fps }, facingMode: "user" };
-  const stream = await navigator.mediaDevices.getUserMedia({ video });
-  return stream;
+  if (!navigator.mediaDevices?.getUserMedia) throw new Trouble("camera-insecure");
+  return navigator.mediaDevices.getUserMedia({ video });
 }
 
 /** What a camera that gives more than it was asked for is held down to. */
