@@ -112,7 +112,6 @@ class EngineCore:
         self.monitor = Monitor(plan.edges)
         self.governor = Governor()
         self._frames_seen = FramesCounted(0, 0, 0)  #: as counted at the last look
-        self._face_stages = frozenset(spec.name for spec in plan.stages.values() if spec.role in FACE_ROLES)
         self._face_lanes = face_lanes(plan.stages.values())
         self.sessions: dict[SessionId, Session] = {}
         self._closing: dict[SessionId, Session] = {}  #: closed, with work still in flight

@@ -17,7 +17,6 @@ import pytest
 from duplexd.bench import face
 from duplexd.bench.browser import Browser
 from duplexd.bench.daemon import Daemon
-from duplexd.bench.programs import find_program
 from duplexd.bench.stage import Stage
 from tests.media.faces import with_a_face
 
@@ -36,15 +35,6 @@ _HIDE = """hidden => {
     Object.defineProperty(document, "visibilityState", { configurable: true, get });
     document.dispatchEvent(new Event("visibilitychange"));
 }"""
-
-
-@pytest.fixture(autouse=True)
-def _programs() -> None:
-    for program in ("chromium", "pulseaudio", "parec"):
-        try:
-            find_program(program)
-        except Exception as missing:
-            pytest.skip(str(missing))
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from duplexd import weights
 from duplexd.bench import bargein, recordings
-from duplexd.bench.programs import find_program
 from duplexd.bench.pulse import Echo
 from duplexd.bench.recordings import noises
 from duplexd.bench.stage import Stage
@@ -21,15 +20,6 @@ from duplexd.bench.tap import Recording
 from duplexd.units import NANOS_PER_MS, Nanos
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def _programs() -> None:
-    for program in ("chromium", "pulseaudio", "parec"):
-        try:
-            find_program(program)
-        except Exception as missing:
-            pytest.skip(str(missing))
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
