@@ -111,7 +111,7 @@ class EngineCore:
         self.stores = stores
         self.monitor = Monitor(plan.edges)
         self.governor = Governor()
-        self._frames_seen = FramesCounted(0, 0, 0)  #: as counted at the last look
+        self._frames_seen = FramesCounted(0, 0, {})  #: as counted at the last look
         self._face_lanes = face_lanes(plan.stages.values())
         self.sessions: dict[SessionId, Session] = {}
         self._closing: dict[SessionId, Session] = {}  #: closed, with work still in flight
@@ -156,8 +156,7 @@ class EngineCore:
             self._handle_stage(event, now)
         elif isinstance(event, SlotsFreed):
             self.stores.slots_freed(event.slots)
-            for session_id in tuple(self._slotless):
-                self._touch(self.sessions[session_id], now)
+            self._wake_slotless(now)
         elif isinstance(event, PicturesFreed):
             self._pictures_freed(event, now)
         elif isinstance(event, SessionOpened):
@@ -185,6 +184,11 @@ class EngineCore:
     def commands(self) -> list[Any]:
         out, self._out = self._out, []
         return out
+
+    def _wake_slotless(self, now: Nanos) -> None:
+        """Output slots are free again."""
+        for session_id in tuple(self._slotless):
+            self._touch(self.sessions[session_id], now)
 
     def _pictures_freed(self, event: PicturesFreed, now: Nanos) -> None:
         if self.stores.face is None:
@@ -351,6 +355,8 @@ class EngineCore:
         for session_id in owners:
             if session_id in self.sessions:
                 self._touch(self.sessions[session_id], now)
+        if self._slotless and self.stores.out_slots:
+            self._wake_slotless(now)  # A face was the last to read a slot that the front end had done with.
 
     def _tell(self, session_id: SessionId, event: StageFinished | StageFailed, now: Nanos) -> None:
         if session_id in self._closing:
@@ -634,15 +640,15 @@ class EngineCore:
         self._frames_seen = counted
         if any(session.face is not None and session.face.viewed for session in self.sessions.values()):
             made, missed = counted.made - before.made, counted.missed - before.missed
-            busy = (counted.busy_us - before.busy_us) * 1000 / METRICS_EVERY
-            self.governor.look(Seen(made + missed, missed, busy))
+            worked = [us - before.busy_us.get(lane, 0) for lane, us in counted.busy_us.items()]
+            self.governor.look(Seen(made + missed, missed, max(worked, default=0) * 1000 / METRICS_EVERY))
 
     def _frames_counted(self) -> FramesCounted:
         monitor = self.monitor
         return FramesCounted(
             made=monitor["face_frames"] - monitor["face_frames_late"],
             missed=monitor["face_frames_late"] + monitor["face_frames_dropped"],
-            busy_us=max((monitor[f"busy_us_{lane}"] for lane in self._face_lanes), default=0),
+            busy_us={lane: monitor[f"busy_us_{lane}"] for lane in self._face_lanes},
         )
 
     def load(self) -> Load:
@@ -723,7 +729,7 @@ class FramesCounted(msgspec.Struct, frozen=True):
 
     made: int  #: frames handed over in time
     missed: int  #: late, or never made
-    busy_us: int  #: of the face lane that worked most
+    busy_us: dict[str, int]  #: by lane of the face
 
 
 def _shares(event: StageFinished | StageFailed, owners: int) -> Iterator[StageFinished | StageFailed]:

@@ -4,7 +4,7 @@
 2. Without a voice the face lives on by itself, no further ahead than a chunk. With one it runs as far ahead as the
    voice is known, and asks for it that much earlier (`voice_ahead`); a chunk that is due before all of its voice is
    known is cut short, and the next one goes on there.
-   While somebody waits for a reply's first sound, pictures are drawn later, and every second one.
+   While a person speaks, and until the reply's first sound, pictures are drawn later, and every second one.
 3. A voice that begins, stops or goes on elsewhere makes every frame that was not sent be made again, from the first
    that can still be made in time. Motion goes on from the last frame before it (cut: at the cursor, by frames).
 4. A chunk hears and feels what it did when it was begun, in every stage.
@@ -179,7 +179,8 @@ class Face:
         self._motions: dict[ChunkId, _Motion] = {}  # as the histories hold them
         self._drawn: dict[ChunkId, _Drawn] = {}
         self._flights: dict[WorkId, _Flight] = {}
-        self._unheard: deque[PublishChunk] = deque()  # own voice on its way into the ring
+        # Own voice on its way into the ring: at most the output slots, each holds one. At that bound the voice waits.
+        self._unheard: deque[PublishChunk] = deque()
         self._unheard_since = now
         self._input: tuple[Ticks, Nanos] | None = None  # newest sound of the person: its end, and when that was
         self._origin: Nanos | None = None

@@ -1,4 +1,5 @@
-"""The governor: how much face there is time for. The voice is never asked to wait for it.
+"""The governor: how much face there is time for. The voice waits for it in one case: every output slot is still to be
+overheard.
 
 1. Once a second it looks at what became of the frames that were planned. Frames that came late or were never made,
    a lane without time left, or a front end that cannot encode, cost a level when they last for two looks, or at once
@@ -53,7 +54,7 @@ LEVELS = (
     Fidelity(0, 0, "still"),
 )
 
-HUSHED = 1  #: level of a face, at best, while somebody waits for its first sound
+HUSHED = 1  #: level of a face, at best, while a person speaks or waits for its first sound
 
 
 class Seen(msgspec.Struct, frozen=True):

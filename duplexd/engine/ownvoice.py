@@ -102,8 +102,16 @@ class OwnVoice:
 
     def spoken(self) -> tuple[Spoken, ...]:
         """What is heard, by pts, oldest first; pieces without a sample are left out."""
-        pieces = ((piece, Ticks(min(self._end(piece), piece.stop or self._end(piece)))) for piece in self._pieces)
-        return tuple(Spoken(Span(p.pts, end), p.position) for p, end in pieces if end > p.pts)
+        pieces = ((piece, self._begin(piece), self._heard_until(piece)) for piece in self._pieces)
+        return tuple(Spoken(Span(begin, end), Ticks(begin - p.shift)) for p, begin, end in pieces if end > begin)
+
+    def _begin(self, piece: _Piece) -> Ticks:
+        """Pts of the first sample of a piece that lies in the ring: what was said while nobody looked does not."""
+        return piece.pts if piece.epoch != self.epoch else Ticks(max(piece.pts, self._known.start + piece.shift))
+
+    def _heard_until(self, piece: _Piece) -> Ticks:
+        end = self._end(piece)
+        return end if piece.stop is None else Ticks(min(end, piece.stop))
 
     def _end(self, piece: _Piece) -> Ticks:
         """Pts behind the last known sample of a piece. A dead epoch's ends where it was stopped."""
@@ -123,4 +131,4 @@ class OwnVoice:
 
     def heard_at(self, pts: Ticks) -> bool:
         """Something stands at this pts or after it."""
-        return any(piece.span.end > pts for piece in self.spoken())
+        return any(self._heard_until(piece) > max(pts, self._begin(piece)) for piece in self._pieces)

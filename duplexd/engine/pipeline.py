@@ -186,11 +186,6 @@ class Pipeline:
         """The chunk that was planned last, while it is on its way."""
         return self._passing[-1] if self._passing else None
 
-    @property
-    def empty(self) -> bool:
-        """Nothing is on its way, and no lane has anything of a dead epoch."""
-        return not self._passing and not self._retiring
-
     # What becomes of it ----------------------------------------------------------------------------------------------
 
     def launch(self, work: Work, work_id: WorkId, now: Nanos) -> Passing:

@@ -55,7 +55,7 @@ from duplexd.messages import (
     VoicePlaced,
     VoiceStopped,
 )
-from duplexd.streams.stage import Stage
+from duplexd.streams.stage import DecodeJob, Stage
 from duplexd.units import NANOS_PER_MS, Nanos, Ticks, nanos_from_ticks, ticks_from_ms, ticks_from_nanos
 
 TICK = Nanos(20 * NANOS_PER_MS)
@@ -208,6 +208,8 @@ class SimWorld:
 
 def _units(launch: Launch) -> int:
     job = launch.jobs[0]
+    if isinstance(job, DecodeJob):
+        return len(range(job.first, job.stop, job.stride))
     return int(getattr(job, "steps", 0)) + len(getattr(job, "feed", ())) + len(getattr(job, "moves", ())) or 1
 
 

@@ -162,7 +162,7 @@ def same(first: Any, second: Any, what: str, *, within: float = 0.0) -> None:
 
 
 def check_plan(plan: ModelPlan) -> list[Finding]:
-    """Every rule for every stage the core knows the role of."""
+    """Every rule for every stage of the conversation; a drawn face has its own suite (models/face/contract.py)."""
     suite = Suite(plan)
     checks = {
         Role.COPY: suite.copy,

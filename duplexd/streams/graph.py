@@ -63,7 +63,6 @@ class FacePlan(msgspec.Struct, frozen=True, kw_only=True):
     conditions: tuple[str, ...]  #: names of a condition's numbers: moods, `look_x`, `look_y`
     voice_before: Ticks  #: how much of its own voice before a chunk is heard, what an encoder looks back included
     voice_after: Ticks  #: how far beyond a frame its own voice is heard
-    voice_ring: Ticks  #: length of the ring it lies in
     listen_delay: Ticks  #: between the end of the person's sound that is heard and the chunk
 
     @property

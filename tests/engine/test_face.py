@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from duplexd.engine.face import DRAWN_IDLE, DRAWN_VOICE
+from duplexd.engine.governor import LEVELS
 from duplexd.engine.replay import replay
 from duplexd.engine.simulator import SimListener
 from duplexd.engine.story import tell
@@ -25,6 +26,7 @@ from duplexd.messages import (
     CutFrames,
     PersonSeen,
     PicturesFreed,
+    PictureShortage,
     PublishChunk,
     PublishFrames,
     ResponseState,
@@ -32,7 +34,7 @@ from duplexd.messages import (
 )
 from duplexd.models.clock.face import WHITE
 from duplexd.models.clock.flash import FRAME, FRAMES, HISTORY
-from duplexd.streams.stage import CostModel, DecodeJob, Failed, GenerateJob, RefineJob
+from duplexd.streams.stage import CostModel, DecodeJob, Failed, GenerateJob, OverhearJob, RefineJob
 from duplexd.units import NANOS_PER_MS, Ticks
 from tests.engine.simulation import Simulation, beep, heard_words, ms
 from tests.engine.test_trace import traced
@@ -442,6 +444,62 @@ def test_a_view_in_the_middle_of_a_reply_shows_it() -> None:
 
     assert sum(late.values()) > 60
     assert [frame for frame in wrong(person) if frame > 5000 / 40] == []
+    (_, first), *_ = jobs(simulation, OverhearJob)
+    assert min(s.position for _, job in jobs(simulation, GenerateJob) for s in job.spoken) >= first.start, (
+        "what was said while nobody looked does not lie in the ring"
+    )
+
+
+@pytest.mark.parametrize("cost_ms", [60, 200, 700])
+@pytest.mark.parametrize("act", ["close", "look_away", "stop", "speak"])
+def test_output_slots_come_back_whenever_the_face_was_still_to_hear_them(act: str, cost_ms: int) -> None:
+    for at in range(2000, 5000, 400):
+        simulation, (person,) = watched(until_ms=16_000)
+        slow(simulation, overhear=cost_ms * 1000)
+        person.type("say 20", at=ms(1500), key="a")
+        match act:
+            case "close":
+                simulation.world.at(ms(at), lambda person=person: SessionClosed(person.session, "left"))
+            case "look_away":
+                person.look_away(at=ms(at))
+            case "stop":
+                person.stop(at=ms(at))
+            case _:
+                person.say(beep(1000), at=ms(at))
+        simulation.run()
+        stores = simulation.core.stores
+
+        assert len(stores.out_slots) == stores.out_slots_count, at
+        assert not stores._overheard
+        assert not stores._freed_early
+
+
+def test_a_lane_of_the_face_that_is_busy_is_seen_whatever_the_others_did_before() -> None:
+    simulation, _ = watched(until_ms=2000)
+    simulation.run()
+    core, looks = simulation.core, []
+    core.governor.look = looks.append  # type: ignore[method-assign, assignment]
+    core._face_lanes = frozenset({"draw", "face"})
+    core.monitor.count("busy_us_draw", 50_000_000)
+    core._govern()
+    core.monitor.count("busy_us_face", 990_000)
+    core._govern()
+
+    assert looks[-1].busy == pytest.approx(0.99)
+
+
+def test_a_coarser_level_takes_fewer_steps_and_a_front_end_in_need_costs_one() -> None:
+    simulation, (person,) = watched(until_ms=5000)
+    coarse = next(index for index, level in enumerate(LEVELS) if level.steps == 1)
+    simulation.core.governor.level = coarse
+    simulation.run()
+    assert {job.steps for _, job in jobs(simulation, GenerateJob)} >= {1}
+
+    simulation, (person,) = watched(until_ms=5000)
+    for at in range(500, 4500, 400):
+        simulation.world.at(ms(at), lambda: PictureShortage(person.session, 0.5))
+    simulation.run()
+    assert simulation.core.governor.level > 0
 
 
 @pytest.mark.parametrize("at_ms", [430, 2210, 2777, 3001, 3333])

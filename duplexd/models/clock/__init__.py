@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from duplexd.config import NO_FACE
 from duplexd.errors import ConfigError
 from duplexd.media.tones import CLOCK_WORD_MS
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
@@ -27,7 +28,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     Raises:  ConfigError for another option, or another face.
     """
     options = dict(options or {})
-    shown = flash.face_plan(options.pop("face", "none"))
+    shown = flash.face_plan(options.pop("face", NO_FACE))
     if options:
         raise ConfigError(f"model clock has no option {', '.join(sorted(options))}; it has: face")
     return ModelPlan(

@@ -1,6 +1,6 @@
 """The word clock's face: a grey picture that is white while a word sounds. The instrument for sound against picture.
 
-1. A frame is white when the tone of a word fills at least half of it: a flash begins within half a frame of its tone.
+1. A frame is white when the tone of a word fills more than 0.6 of it: a flash begins within 0.6 frames of its tone.
 2. Keys are the numbers of frames: a stage that reads a window in which frames do not rise, or that goes beyond its own
    chunk, says so. Motion is what share of a frame sounds.
 3. The same stages, histories and rings as a drawn face has, without a weight.

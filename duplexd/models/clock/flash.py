@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from duplexd.config import NO_FACE
 from duplexd.errors import ConfigError
 from duplexd.memory.histories import HistoryShape
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
 from duplexd.streams.graph import FacePlan
 from duplexd.streams.stage import CostModel, PayloadKind, Role, StageSpec
-from duplexd.units import Ticks, ticks_from_ms, ticks_from_samples
+from duplexd.units import Ticks, ticks_from_ms
 
 FLASH = "flash"
 SIDE = 64
@@ -32,7 +33,7 @@ EDGES = (("generate", "refine"), ("refine", "decode"))
 
 def face_plan(name: str) -> FacePlan | None:
     """The face by name; None: the clock has none. Raises ConfigError for another name."""
-    if name == "none":
+    if name == NO_FACE:
         return None
     if name != FLASH:
         raise ConfigError(f"model clock has no face {name!r}; it has {FLASH} and none")
@@ -46,7 +47,6 @@ def face_plan(name: str) -> FacePlan | None:
         conditions=("thought", "look_x", "look_y"),
         voice_before=Ticks(0),
         voice_after=Ticks(0),
-        voice_ring=ticks_from_samples(RING_SAMPLES, RATE),
         listen_delay=ticks_from_ms(320),
     )
 

@@ -123,6 +123,7 @@ class FaceSuite:
         both = Performer(self.weights, self.parts).play(4)
         alone = Performer(self.weights, self.parts[:1]).play(4)
         same(both[0], alone[0], "a session beside another", within=NEAR)
+        self._hasty_neighbour()
         performer = Performer(self.weights, self.parts)
         performer.play(2)
         for stage, job in self._jobs(performer):
@@ -130,6 +131,23 @@ class FaceSuite:
             result_of(stage, job, None)
             mine = {"noisy" if isinstance(job, GenerateJob) else "clean": {job.window[-1]}, "motion": {job.motion}}
             before.check_only({partition: {int(slot) for slot in slots} for partition, slots in mine.items()})
+
+    def _hasty_neighbour(self) -> None:
+        """Rows that take another number of steps leave a row as it is."""
+        performer = Performer(self.weights, self.parts)
+        performer.play(2)
+        mine, other = (self._next_chunk(performer, session) for session in (0, 1))
+        draft = performer.arena.field("motion", "draft")[mine.motion]
+        performer.generator.run([mine], None)
+        alone = draft.clone()
+        performer.generator.run([mine, msgspec.structs.replace(other, steps=1)], None)
+        same(draft, alone, "a row beside one of fewer steps", within=NEAR)
+
+    def _next_chunk(self, performer: Performer, session: int) -> GenerateJob:
+        history, chunk = performer.histories[session], ChunkId(99)
+        window = history.begin(chunk, history.epoch, fence=performer.fence())
+        assert window is not None
+        return performer.job(GenerateJob, session, chunk, window)
 
     def reset(self) -> None:
         fresh = Performer(self.weights, self.parts[:1], anchored=False).play(3)[0]
@@ -163,9 +181,7 @@ class FaceSuite:
     def _jobs(self, performer: Performer) -> Iterator[tuple[Stage, GenerateJob | RefineJob]]:
         """The next chunk of the first session, a stage at a time; whoever takes a job runs it before the next."""
         history, chunk = performer.histories[0], ChunkId(99)
-        window = history.begin(chunk, history.epoch, fence=performer.fence())
-        assert window is not None
-        yield performer.generator, performer.job(GenerateJob, 0, chunk, window)
+        yield performer.generator, self._next_chunk(performer, 0)
         history.finish(chunk, history.epoch, GENERATE)
         window = history.refine(chunk, history.epoch, fence=performer.fence())
         yield performer.refiner, performer.job(RefineJob, 0, chunk, window)

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -49,9 +49,10 @@ from duplexd.streams.stage import (
     Role,
     StageSpec,
 )
-from duplexd.units import INPUT_RATE, Ticks, samples_from_ticks, ticks_from_ms, ticks_from_samples
+from duplexd.units import INPUT_RATE, Ticks, samples_from_ticks, ticks_from_ms
 
 VOICE_RATE = 24_000
+VOICE_FRAME, INPUT_FRAME = (samples_from_ticks(FRAME_TICKS, rate) for rate in (VOICE_RATE, INPUT_RATE))
 SIZE = 512  #: of a picture's side, pixels
 #: Own voice that is kept: what a chunk hears of the past, and what may have been said ahead.
 VOICE_SAMPLES = 6 * VOICE_RATE
@@ -103,7 +104,6 @@ def face_plan(shape: FaceShape, character: str, *, size: int = SIZE) -> FacePlan
         conditions=CONDITION,
         voice_before=Ticks(shape.speak_before * FRAME_TICKS + reach + ticks_from_ms(25)),
         voice_after=Ticks(shape.speak_after * FRAME_TICKS),
-        voice_ring=ticks_from_samples(VOICE_SAMPLES, VOICE_RATE),
         listen_delay=Ticks(shape.listen_delay * FRAME_TICKS),
     )
 
@@ -283,8 +283,10 @@ class _MotionStage:
     def _own(self, job: MotionJob) -> Tensor:
         """Own voice around the chunk, and what its first feature needs from before."""
         shape, first = self.shape, job.start // FRAME_TICKS
-        start = (first - shape.speak_before - _reach_frames(self.net.speaking)) * _per_frame(VOICE_RATE)
-        stop = (first + shape.frames + shape.speak_after) * _per_frame(VOICE_RATE)
+        start = (first - shape.speak_before - _reach_frames(self.net.speaking)) * samples_from_ticks(
+            FRAME_TICKS, VOICE_RATE
+        )
+        stop = (first + shape.frames + shape.speak_after) * VOICE_FRAME
         return audio.spoken_stretch(
             self._voice[job.voice], start - audio.before_samples(VOICE_RATE), stop, job.spoken, VOICE_RATE
         )
@@ -292,7 +294,7 @@ class _MotionStage:
     def _other(self, job: MotionJob) -> Tensor:
         """The person until the chunk could first be made."""
         frames = self.shape.listen_frames + _reach_frames(self.net.listening)
-        start = job.heard_end - frames * _per_frame(INPUT_RATE)
+        start = job.heard_end - frames * INPUT_FRAME
         valid = [(max(0, job.heard_from), max(0, job.heard_end))]
         return audio.valid_stretch(
             self._person[job.ring], start - audio.before_samples(INPUT_RATE), job.heard_end, valid
@@ -319,17 +321,23 @@ class Generator(_MotionStage):
         super().__init__(weights, weights.generator, "generator", "noisy", spec)
 
     def _make(self, jobs: Sequence[GenerateJob]) -> list[MotionResult | Failed]:  # type: ignore[override]
+        # A neighbour in haste takes no step from anybody: rows of one launch that take as many are made together.
+        by_steps: dict[int, list[GenerateJob]] = {}
+        for job in jobs:
+            by_steps.setdefault(job.steps or len(self.weights.generator_times), []).append(job)
+        made = {id(job): draft for steps, rows in by_steps.items() for job, draft in self._drafts(rows, steps)}
+        return self._ended(jobs, torch.stack([made[id(job)] for job in jobs]))
+
+    def _drafts(self, jobs: Sequence[GenerateJob], steps: int) -> Iterator[tuple[GenerateJob, Tensor]]:
         batch, heard, moods = _Batch(self._history, jobs, self.shape), self._hear(jobs), self._moods(jobs)
         x = self._noise(jobs)
-        # One launch takes as many steps as its hastiest row: the fidelity of the moment is everybody's.
-        fewest = min((job.steps for job in jobs if job.steps), default=len(self.weights.generator_times))
-        times = (*self.weights.generator_times[:fewest], 0.0)
+        times = (*self.weights.generator_times[:steps], 0.0)
         for step, (start, stop) in enumerate(pairwise(times)):
             reader = batch.reader(keep=step + 2 == len(times))
             x = velocity_step(x, self.net(x, self._times(jobs, start), moods, heard, reader, batch.places), start, stop)
-        for row, job in enumerate(jobs):
-            self._draft[job.motion] = x[row]
-        return self._ended(jobs, x)
+        for job, draft in zip(jobs, x, strict=True):
+            self._draft[job.motion] = draft
+            yield job, draft
 
 
 class Refiner(_MotionStage):
@@ -391,10 +399,6 @@ def chunk_noise(job: MotionJob, stage: str, shape: FaceShape) -> Tensor:
     name = f"{stage} {job.session} {job.epoch} {job.chunk}".encode()
     seed = int.from_bytes(hashlib.blake2s(name, digest_size=8).digest(), "little") >> 1
     return torch.randn(shape.tokens, shape.latent, generator=torch.Generator().manual_seed(seed))
-
-
-def _per_frame(rate: int) -> int:
-    return rate * FRAME_TICKS // 48_000
 
 
 def _reach_frames(encoder: Any) -> int:

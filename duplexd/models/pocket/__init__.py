@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from duplexd import weights
+from duplexd.config import NO_FACE
 from duplexd.errors import ConfigError
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
 from duplexd.streams.graph import ModelPlan
@@ -22,7 +23,6 @@ from duplexd.streams.stage import Cut, Stage
 from duplexd.units import text_from_bytes, ticks_from_ms
 
 PAGE_TOKENS = 16
-NO_FACE = "none"
 #: Every kept cut or branch may leave one page partly filled; a context of 1024 tokens holds some twenty turns.
 SPARE_PAGES = 24
 LATENTS_PER_SESSION = 3
