@@ -47,7 +47,9 @@ class Interruption(msgspec.Struct):
     cursor_error_ms: float | None = None
     history_errors: int = 0
     ambiguous: int = 0
-    ear_undecided: int = 0  #: a cut within the tone ear's own error of the word's end
+    ear_undecided: int = 0  #: a cut that this ear cannot tell from the word's end
+    cut_ms: float | None = None  #: where the history says the last word was cut, from that word's start
+    sounded_ms: float | None = None  #: how much of the last word sounded
     old_words_after_flush: int = 0
     compared: bool = False  #: the loudspeaker and the history could both be read
     heard: list[int] = []
@@ -128,7 +130,9 @@ async def _judge(stage: Stage, one: Interruption, *, begun: Nanos, onset: Nanos)
     if not old:
         return
     one.stop_ms = round((heard.time_of(old[-1].end_sample) - onset) / NANOS_PER_MS, 1)
-    one.cursor_error_ms = _cursor_error(told, flush, heard, old)
+    one.cut_ms = round(ms_from_ticks(flush["position"] - told[old[-1].index]["start"]), 1)
+    one.sounded_ms = round(_sounded_ms(heard, old, old[-1].index), 1)
+    one.cursor_error_ms = _cursor_error(one.cut_ms, one.sounded_ms)
     late = words_heard(heard, told, after=Nanos(flush.at + round(CLEAR_MS * NANOS_PER_MS)), before=heard.end)
     shortest = SCRAP_MS * heard.rate / 1000 if stage.network is not None else 0.0
     one.old_words_after_flush = sum(word.end_sample - word.start_sample > shortest for word in late)
@@ -168,7 +172,8 @@ def _compare(one: Interruption, history: Event, heard: Recording, old: list[tone
 
     The last word counts as heard when it is whole; one before it when half of it is there, since a network that loses
     packets takes a bite out of a word that was played. One more or less is not an error where the last word was cut so
-    near its end that this ear cannot tell.
+    near its end that this ear cannot tell, nor where the cut agrees with what sounded: the ear's error at a cut is as
+    large as the difference between a whole word and one without its fade.
     """
     last, whole = old[-1].index, TONE_MS - 2 * EDGE_MS
     sounded = {place: _sounded_ms(heard, old, place) for place in {word.index for word in old}}
@@ -176,21 +181,16 @@ def _compare(one: Interruption, history: Event, heard: Recording, old: list[tone
     one.remembered = list(range(history["words"]))
     one.ambiguous = len(history["ambiguous"])
     wrong = set(one.heard).symmetric_difference(one.remembered) - set(history["ambiguous"])
-    undecided = wrong & ({last} if abs(sounded[last] - whole) <= EDGE_MS else set())
+    agrees = one.cut_ms is not None and abs(one.cut_ms - sounded[last]) <= EDGE_MS
+    undecided = wrong & ({last} if agrees or abs(sounded[last] - whole) <= EDGE_MS else set())
     one.ear_undecided = len(undecided)
     one.history_errors = len(wrong - undecided)
     one.compared = True
 
 
-def _cursor_error(
-    told: list[dict[str, Any]], flush: Event, heard: Recording, old: list[tones.HeardWord]
-) -> float | None:
+def _cursor_error(cut_ms: float, sounded_ms: float) -> float | None:
     """None when the sound ended at a word's own end: then nothing says when exactly it was cut."""
-    last = old[-1].index
-    sounded = _sounded_ms(heard, old, last)
-    if sounded > TONE_MS - 3 * EDGE_MS:
-        return None
-    return round(ms_from_ticks(flush["position"] - told[last]["start"]) - sounded, 1)
+    return None if sounded_ms > TONE_MS - 3 * EDGE_MS else round(cut_ms - sounded_ms, 1)
 
 
 def _report(

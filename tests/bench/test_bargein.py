@@ -63,3 +63,18 @@ def test_history_is_compared_with_what_sounded(words: list[tuple[int, float]], r
     _compare(one, Event(words=remembered, ambiguous=[]), heard, old)
 
     assert (one.history_errors, one.compared) == (errors, True)
+
+
+@pytest.mark.parametrize(
+    ("cut_ms", "errors", "undecided"),
+    [(432.0, 0, 1), (400.0, 1, 0)],
+    ids=["the history's cut is where the sound ended", "it is elsewhere"],
+)
+def test_a_word_cut_within_the_ears_error_of_its_end_is_undecided(cut_ms: float, errors: int, undecided: int) -> None:
+    """434 of 440 ms sound: the ear takes the word for whole, and a history that says it was cut there may be right."""
+    heard = recorded((32, 1.0), (33, 434 / tones.CLOCK_WORD_MS))
+    old = words_heard(heard, TOLD, after=Nanos(0), before=heard.end)
+    one = Interruption("page", 0.0, cut_ms=cut_ms)
+    _compare(one, Event(words=1, ambiguous=[]), heard, old)
+
+    assert (one.heard, one.history_errors, one.ear_undecided) == ([0, 1], errors, undecided)
