@@ -86,8 +86,9 @@ def test_twenty_interruptions_are_remembered_as_they_were_heard() -> None:
     assert report["advanced"] == 20
     assert report["compared"] == 20
     assert [one for one in report["each"] if one["history_errors"]] == []
-    # Near a word's end the cursor's error (6 ms) leaves it open whether the word was heard: about one of forty.
-    assert report["ambiguous_words"] <= 2
+    # Near a word's end the cursor's error (6 ms) leaves it open whether the word was heard: one of forty. By chance
+    # three or more of twenty are met in one run of seventy, five or more in one of five thousand.
+    assert report["ambiguous_words"] <= 4
     assert report["ear_undecided"] <= 4  # The tone ear's own error, 8 ms.
     assert report["old_epoch_samples"] == 0
     assert report["old_words_after_flush"] == 0
