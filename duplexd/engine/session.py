@@ -59,6 +59,7 @@ from duplexd.messages import (
     InputRefusal,
     LatencyMeasured,
     MediaArrived,
+    PersonSeen,
     Progress,
     PublishChunk,
     ReplyWanted,
@@ -291,10 +292,17 @@ class Session:
             )
 
     def on_picture(self, fact: PictureFact, now: Nanos) -> None:
+        if isinstance(fact, PersonSeen):
+            self._see(present=fact.present)
         if self.face is not None:
             self.face.handle(fact, now)
         else:
             self._monitor.count("facts_about_no_face")
+
+    def _see(self, *, present: bool) -> None:
+        """The thinker is told between two turns. A guess or a branch supposes what was told when it was begun."""
+        if self.dialogue.see(present=present) and self.speculation is None and self.contest is None:
+            self._follow()
 
     def on_voice_started(self, fact: VoiceStarted, now: Nanos) -> None:
         if fact.source == "stop":
@@ -1138,7 +1146,9 @@ class Session:
     def _confirm_speculation(self, speculation: Speculation, *, ended_at: Nanos, now: Nanos) -> None:
         """The turn has ended with these words: what was made for them is the reply, and goes out at once."""
         self.speculation = None
+        in_view = self.dialogue.in_view
         self.dialogue = speculation.dialogue
+        self.dialogue.see(present=in_view)
         reply = speculation.reply
         self._monitor.count("speculations_confirmed")
         self._accept(reply, ended_at=ended_at, now=now)
