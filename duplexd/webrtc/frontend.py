@@ -124,6 +124,9 @@ class Guest(Protocol):
     lateness: Lateness
     progress: Progress | None
     shown_state: str
+    peer: Peer | None
+    view: View | None  #: None: its client is shown no face
+    eye: CameraReceiver | None  #: None: no camera is looked at
 
     def take(self, news: Any) -> None: ...
 
@@ -158,7 +161,7 @@ class Visit:
         self.view: View | None = None  #: None: the model has no face
         self.eye: CameraReceiver | None = None  #: None: no camera is looked at
         if owner.has_face:
-            self.view = View(session, line, owner.supervisor.send)
+            self.view = owner.view(session, line)
             self.eye = owner.eye(self.on_person)
         self._owner = owner
         self._order_id = 0
@@ -185,7 +188,7 @@ class Visit:
 
     def sight(self) -> Sight:
         """Where the peer's pictures come from."""
-        return self._owner.still_sight() if self.view is None else self._owner.sight(self.view)
+        return self._owner.sight(self.view)
 
     def tick(self, now: Nanos) -> None:
         self.line.tick(now)
@@ -696,7 +699,7 @@ class Frontend:
     @property
     def view_count(self) -> int:
         """How many people see a face now."""
-        return sum(isinstance(v, Visit) and v.view is not None and v.view.shown for v in self.visits.values())
+        return sum(v.view is not None and v.view.shown for v in self.visits.values())
 
     def picture_counts(self) -> Counter[str]:
         """What became of all frames of all sessions."""
@@ -708,7 +711,7 @@ class Frontend:
     @property
     def person_count(self) -> int:
         """How many sessions' cameras show somebody now."""
-        return sum(isinstance(v, Visit) and v.eye is not None and v.eye.sees_somebody for v in self.visits.values())
+        return sum(v.eye is not None and v.eye.sees_somebody for v in self.visits.values())
 
     def camera_counts(self) -> Counter[str]:
         total = Counter(self._left_cameras)
@@ -786,12 +789,15 @@ class Frontend:
     def eye(self, on_person: Callable[[Sighting], None]) -> CameraReceiver | None:
         return CameraReceiver(on_person, finder=self._finder, pool=self._camera_pool) if self._finder else None
 
-    def sight(self, view: View) -> Sight:
-        return Sight(view.look, self._video_pool)
+    def view(self, session: SessionId, line: Line) -> View | None:
+        """What this session's client may see; None when the model has no face."""
+        return View(session, line, self.supervisor.send) if self.has_face else None
 
-    def still_sight(self) -> Sight:
-        """A portrait that never moves, for models without a face."""
-        return Sight(Still(self._portrait), self._video_pool, shown=True)
+    def sight(self, view: View | None) -> Sight:
+        """Where a peer's pictures come from: for a model without a face, a portrait that never moves."""
+        if view is None:
+            return Sight(Still(self._portrait), self._video_pool, shown=True)
+        return Sight(view.look, self._video_pool)
 
     def _guarded(self, visit: Guest, act: Callable[[Any], None], argument: Any) -> None:
         """A fault in one visit ends that visit: its neighbours' news and deadlines go on (DESIGN §5 rule 10)."""
@@ -815,7 +821,7 @@ def _playout_counts(visit: Guest) -> dict[str, int]:
 
 
 def _camera_counts(visit: Guest) -> dict[str, int]:
-    if not isinstance(visit, Visit) or visit.eye is None:
+    if visit.eye is None:
         return {}
     counts: dict[str, int] = msgspec.structs.asdict(visit.eye.counts)
     return counts
@@ -823,7 +829,7 @@ def _camera_counts(visit: Guest) -> dict[str, int]:
 
 def _picture_counts(visit: Guest) -> dict[str, int]:
     """Of the queue of frames, of the track that sends them, and of the page that shows them."""
-    if not isinstance(visit, Visit) or visit.view is None:
+    if visit.view is None:
         return {}
     counts: dict[str, int] = msgspec.structs.asdict(visit.view.pictures.counts)
     if visit.peer is not None and visit.peer.video is not None:

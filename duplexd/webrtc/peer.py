@@ -11,6 +11,9 @@
 3. An exception of a callback is a fault of this session: it is logged and closes this peer, never its neighbours.
 4. No address outside is contacted unless configured (aiortc alone would ask a public STUN server).
 5. `close` takes at most `close_timeout_ns`, then cuts: aiortc's own close can wait for ever (aiortc#283).
+6. Voice and face are two media streams for the page, which brings the picture to the voice itself: of one stream a
+   browser delays the voice until a late picture has come. Stock clients play the stream of the newest track and leave
+   the lips to the browser: for them both are one (`PeerConfig.one_stream`).
 """
 
 from __future__ import annotations
@@ -72,6 +75,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True):
     fast_backlog_bytes: int = 16_384  #: above it, messages that may be dropped are dropped
     reliable_backlog_bytes: int = 1_048_576  #: above it, the peer is closed
     bitrate: int = 32_000  #: of the voice
+    one_stream: bool = False  #: voice and face in one media stream, for clients that know no other (module rule 6)
 
 
 class MessageFault(msgspec.Struct, frozen=True):
@@ -397,9 +401,8 @@ class Peer:
         if self._sight.shown:
             track.show()
         transceiver.sender.replaceTrack(track)
-        # A stream of its own: of one stream a browser delays the voice until a late picture has come. The page brings
-        # the picture to the voice instead, and the voice waits for nobody.
-        transceiver.sender._stream_id = str(uuid.uuid4())
+        if not self._config.one_stream:
+            transceiver.sender._stream_id = str(uuid.uuid4())  # Module rule 6: the voice waits for nobody.
         transceiver.direction = "sendonly"
         if self._eye is not None and transceiver._offerDirection == "sendrecv":
             camera.install(transceiver.receiver, self._eye)

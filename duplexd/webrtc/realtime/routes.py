@@ -302,7 +302,10 @@ class RealtimeRoutes:
             task = asyncio.ensure_future(visit.hang_up(reason))
             visit.ending = task
 
-        config = msgspec.structs.replace(self.frontend.peer_config(), labels=(CHANNEL,), heartbeat_ns=Nanos(0))
+        config = msgspec.structs.replace(
+            self.frontend.peer_config(), labels=(CHANNEL,), heartbeat_ns=Nanos(0), one_stream=True
+        )
+        visit.view = self.frontend.view(visit.session, visit.line)
         peer = await Peer.accept(
             offer,
             config=config,
@@ -310,7 +313,7 @@ class RealtimeRoutes:
             pull_audio=visit.pull,
             on_message=visit.on_message,
             on_closed=closed,
-            sight=self.frontend.still_sight(),
+            sight=self.frontend.sight(visit.view),
         )
         visit.peer, visit.call_id = peer, call_id
         visit.sinks.append(ChannelSink(lambda: visit.peer))

@@ -2,6 +2,7 @@
 
 1. The first sink is the client's own; others (sideband) may join and leave, and their leaving ends nothing.
 2. A sink that does not read is told nothing more and closed; generation stops before that (`ClientStalled`).
+3. Whoever offers a video line is shown the face, from the moment its media path is up; for nobody else one is made.
 """
 
 from __future__ import annotations
@@ -24,19 +25,23 @@ from duplexd.messages import (
     AdmitSession,
     AdvanceEpoch,
     ClientStalled,
+    CutFrames,
     EndSession,
     LatencyMeasured,
     Progress,
     PublishChunk,
+    PublishFrames,
     RefuseSession,
     StateChanged,
     TurnState,
 )
 from duplexd.units import Nanos, Ticks, ticks_from_nanos
+from duplexd.webrtc.camera import CameraReceiver
 from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused
 from duplexd.webrtc.peer import MessageFault, Peer
 from duplexd.webrtc.realtime.bridge import Bridge
 from duplexd.webrtc.realtime.session import RealtimeSession
+from duplexd.webrtc.view import View
 from duplexd.webrtc.wire import MESSAGE_BYTES_MAX
 
 CHANNEL = "oai-events"
@@ -154,6 +159,8 @@ class RealtimeVisit:
         self.admitted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.lateness = Lateness()
         self.peer: Peer | None = None
+        self.view: View | None = None  #: of a call, when the model has a face
+        self.eye: CameraReceiver | None = None
         self.call_id = ""
         self.sinks: list[Sink] = []
         self.stalled = False
@@ -238,6 +245,13 @@ class RealtimeVisit:
             case LatencyMeasured():
                 self.bridge.take(news, clock.now())
                 self._owner.note_reply(news)
+            case PublishFrames():
+                frames = self._owner.read_frames(news)
+                if self.view is not None:
+                    self.view.publish(news, frames)
+            case CutFrames():
+                if self.view is not None:
+                    self.view.cut(news, self.peer.video if self.peer is not None else None)
             case _:
                 self._note(news)
                 self.bridge.take(news, clock.now())
@@ -257,10 +271,16 @@ class RealtimeVisit:
     def tick(self, now: Nanos) -> None:
         self.bridge.tick(now)
         self.flush()
+        self._tick_view(now)
         stalled = self.detached or any(sink.backlog_bytes > STALL_BYTES for sink in self.sinks)
         if stalled != self.stalled:
             self.stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
+
+    def _tick_view(self, now: Nanos) -> None:
+        if self.view is not None and self.peer is not None:
+            track = self.peer.video if self.peer.is_connected else None
+            self.view.tick(track, self.peer.clock.origin, now)
 
     def farewell(self, reason: str) -> None:
         self.bridge.end("session_ended", reason, clock.now(), close_code=1011)

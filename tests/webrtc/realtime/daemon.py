@@ -108,8 +108,10 @@ def at_a_daemon(story: Story, *flags: str, within_s: float = 60) -> None:
 class Caller:
     """A WebRTC client of `calls`, as stock SDKs are: one channel, an offer without candidates."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, video: str = "") -> None:
         self.connection = RTCPeerConnection()
+        self.frames: list[Any] = []  #: of the face, when `video` is a direction
+        self.watching: asyncio.Task[None] | None = None
         self.channel = self.connection.createDataChannel("oai-events")
         self.talk = Talk(None, webrtc=True)
         self.arrived = asyncio.Event()
@@ -118,6 +120,17 @@ class Caller:
         track = VoiceTrack(MediaClock(), lambda pts: self._frame())
         track.sender = self.connection.addTrack(track)
         self.channel.on("message", self._take)
+        if video:
+            self.connection.addTransceiver("video", direction=video)
+        self.connection.on("track", self._take_track)
+
+    def _take_track(self, track: Any) -> None:
+        if track.kind == "video":
+            self.watching = asyncio.ensure_future(self._watch(track))
+
+    async def _watch(self, track: Any) -> None:
+        while True:
+            self.frames.append(await track.recv())
 
     def _frame(self) -> np.ndarray:
         frame, self.mic = self.mic[:VOICE_FRAME], self.mic[VOICE_FRAME:]
@@ -156,12 +169,16 @@ class Caller:
         return await asyncio.wait_for(search(), seconds)
 
     async def close(self) -> None:
+        if self.watching is not None:
+            self.watching.cancel()
         self.receiver.close()
         await self.connection.close()
 
 
-async def call(api: Api, *, token: str = "", session: dict[str, Any] | None = None) -> tuple[Caller, str]:
-    caller = Caller()
+async def call(
+    api: Api, *, token: str = "", session: dict[str, Any] | None = None, video: str = ""
+) -> tuple[Caller, str]:
+    caller = Caller(video=video)
     form = aiohttp.FormData()
     form.add_field("sdp", await caller.offer(), content_type="application/sdp")
     form.add_field("session", json.dumps(session or {"type": "realtime"}), content_type="application/json")
