@@ -81,6 +81,7 @@ from duplexd.units import (
 )
 from duplexd.webrtc import wire
 from duplexd.webrtc.camera import CameraReceiver
+from duplexd.webrtc.figures import Figures
 from duplexd.webrtc.peer import IceServer, MessageFault, Peer, PeerConfig, Sight
 from duplexd.webrtc.supervisor import EngineState, Supervisor
 from duplexd.webrtc.video import Still, i420, portrait
@@ -94,7 +95,7 @@ RETRY_AFTER_S = 5
 STALL_BYTES = 262_144  #: this much unread on the reliable channel gates generation
 PASSED_MAX_MS = 100.0  #: what a page may claim to have played of a packet of 20 ms, or to be wrong by
 BOUND_MIN_MS = 5.0  #: sound leaves the jitter buffer in steps of 10 ms: nobody knows better than half of one
-PLAYOUT_COUNTS = ("stale_samples", "underruns", "underrun_ticks", "dropped_samples", "sent_samples")
+PLAYOUT_COUNTS = ("stale_samples", "underruns", "underrun_ticks", "gaps", "dropped_samples", "sent_samples")
 #: Response states as the page knows them.
 PAGE_STATES = {
     ResponseState.ACCEPTED: "created",
@@ -480,6 +481,7 @@ class Frontend:
         self.supervisor = Supervisor(config, on_news=self._on_news, on_gone=self._on_engine_gone)
         self.visits: dict[SessionId, Guest] = {}
         self.counts: Counter[str] = Counter()
+        self.figures = Figures()
         self._left: Counter[str] = Counter()  #: what the playouts of ended sessions counted
         self._left_pictures: Counter[str] = Counter()  #: and their pictures
         self._left_cameras: Counter[str] = Counter()  #: and their cameras
@@ -529,11 +531,13 @@ class Frontend:
             await asyncio.sleep(max(0.0, due - loop.time()))
             lag = loop.time() - due
             self.loop_lag_ms.append(1000 * max(0.0, lag))
+            self.figures.loop_lag_ms.observe(1000 * max(0.0, lag))
             if lag > 1.0:
                 due = loop.time()  # A stall is not made up for by a burst.
             now = clock.now()
             for visit in list(self.visits.values()):
                 self._guarded(visit, visit.tick, now)
+                self.figures.note_line(visit.line)
             self.supervisor.watch(now, busy=bool(self.visits))
 
     # Sessions -----------------------------------------------------------------------------------------
@@ -666,6 +670,7 @@ class Frontend:
         log.info("session %d ended: %s", visit.session, reason)
         self.counts["sessions_ended"] += 1
         visit.cancel_timers()
+        self.figures.note_line(visit.line)
         self._left.update(_playout_counts(visit))
         self._left_pictures.update(_picture_counts(visit))
         self._left_cameras.update(_camera_counts(visit))
@@ -726,6 +731,8 @@ class Frontend:
         if session is None:
             return
         visit = self.visits.get(session)
+        if isinstance(news, Progress):
+            self.figures.note_progress(news)
         if visit is not None:
             self._guarded(visit, visit.take, news)
         elif isinstance(news, PublishChunk):
@@ -734,7 +741,9 @@ class Frontend:
             self.supervisor.send(PicturesFreed((news.slot,)))
 
     def note_advance(self, news: AdvanceEpoch) -> None:
-        self.advance_ms.append((clock.now() - news.decided_at) / NANOS_PER_MS)
+        now = clock.now()
+        self.advance_ms.append((now - news.decided_at) / NANOS_PER_MS)
+        self.figures.note_advance(news, now)
 
     def note_reply(self, news: LatencyMeasured) -> None:
         self.reply_ms.append((clock.now() - news.ended_at) / NANOS_PER_MS)
