@@ -1,7 +1,8 @@
 """One session of the Realtime protocol in the front end: a bridge, and whoever listens to its events.
 
 1. The first sink is the client's own; others (sideband) may join and leave, and their leaving ends nothing.
-2. A sink that does not read is told nothing more and closed; generation stops before that (`ClientStalled`).
+2. A sink that does not read is told nothing more and closed; generation stops before that (`ClientStalled`), but for
+   nobody else's slowness than the client's own.
 3. Whoever offers a video line is shown the face, from the moment its media path is up; for nobody else one is made.
 """
 
@@ -163,6 +164,7 @@ class RealtimeVisit:
         self.eye: CameraReceiver | None = None
         self.call_id = ""
         self.sinks: list[Sink] = []
+        self.sides: list[Sink] = []  #: those among them that only joined
         self.stalled = False
         self.progress: Progress | None = None
         self.shown_state = TurnState.LISTENING.value
@@ -189,13 +191,19 @@ class RealtimeVisit:
         """Somebody watches from here on; False when too many do."""
         if len(self.sinks) >= SINKS_MAX:
             return False
-        sink.tell(_encoder.encode(self.bridge.session.greeting()).decode())
+        sink.tell(self.welcome())
         self.sinks.append(sink)
+        self.sides.append(sink)
         return True
 
+    def welcome(self) -> str:
+        """What somebody who joins is told first."""
+        return _encoder.encode(self.bridge.session.greeting()).decode()
+
     def part(self, sink: Sink) -> None:
-        if sink in self.sinks:
-            self.sinks.remove(sink)
+        for sinks in (self.sinks, self.sides):
+            if sink in sinks:
+                sinks.remove(sink)
 
     def on_text(self, text: str | bytes) -> None:
         self.bridge.on_text(text, clock.now())
@@ -272,7 +280,7 @@ class RealtimeVisit:
         self.bridge.tick(now)
         self.flush()
         self._tick_view(now)
-        stalled = self.detached or any(sink.backlog_bytes > STALL_BYTES for sink in self.sinks)
+        stalled = self.detached or any(s.backlog_bytes > STALL_BYTES for s in self.sinks if s not in self.sides)
         if stalled != self.stalled:
             self.stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
@@ -302,14 +310,18 @@ class RealtimeVisit:
 
     def flush(self) -> None:
         """Bring what the bridge produced to where it belongs."""
-        for fact in self.bridge.facts():
+        self.pass_on(self.bridge.facts())
+        self._tell_events()
+        if self.bridge.goodbye is not None:
+            self._owner.end(self, self.bridge.goodbye.reason)
+
+    def pass_on(self, facts: list[Any]) -> None:
+        """To the engine."""
+        for fact in facts:
             if isinstance(fact, Block):
                 self._owner.send_block(self.session, fact)
             else:
                 self._owner.supervisor.send(fact)
-        self._tell_events()
-        if self.bridge.goodbye is not None:
-            self._owner.end(self, self.bridge.goodbye.reason)
 
     def _tell_events(self) -> None:
         for event in self.bridge.events():
