@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, Protocol, TypeVar
@@ -80,11 +80,13 @@ from duplexd.units import (
     ticks_from_nanos,
 )
 from duplexd.webrtc import wire
+from duplexd.webrtc.audience import Audience
 from duplexd.webrtc.camera import CameraReceiver
 from duplexd.webrtc.figures import Figures
 from duplexd.webrtc.peer import IceServer, MessageFault, Peer, PeerConfig, Sight
 from duplexd.webrtc.supervisor import EngineState, Supervisor
-from duplexd.webrtc.video import Still, i420, portrait
+from duplexd.webrtc.tracks import MediaClock
+from duplexd.webrtc.video import Still, VideoTrack, i420, portrait
 from duplexd.webrtc.view import View
 
 REPEATS_S = (0.02, 0.06)
@@ -128,6 +130,7 @@ class Guest(Protocol):
     peer: Peer | None
     view: View | None  #: None: its client is shown no face
     eye: CameraReceiver | None  #: None: no camera is looked at
+    audience: Audience | None  #: None: nobody has watched it yet
 
     def take(self, news: Any) -> None: ...
 
@@ -161,6 +164,7 @@ class Visit:
         self.shown_state = "listening"
         self.view: View | None = None  #: None: the model has no face
         self.eye: CameraReceiver | None = None  #: None: no camera is looked at
+        self.audience: Audience | None = None
         if owner.has_face:
             self.view = owner.view(session, line)
             self.eye = owner.eye(self.on_person)
@@ -207,8 +211,7 @@ class Visit:
         if self.eye is not None:
             self.eye.tick(now)
         if self.view is not None and self.peer is not None:
-            track = self.peer.video if self.peer.is_connected else None
-            self.view.tick(track, self.peer.clock.origin, now)
+            tick_view(self.view, self.peer, self.audience, now)
             self._tell_clocks()
 
     def _tell_clocks(self) -> None:
@@ -473,6 +476,13 @@ class Visit:
             self.admitted.cancel()
 
 
+def tick_view(view: View, peer: Peer, audience: Audience | None, now: Nanos) -> None:
+    """A session's face is on the track of its own client, or on one for its viewers alone."""
+    track = peer.video if peer.video is not None or audience is None else audience.own_face
+    watched = audience is not None and audience.count > 0
+    view.tick(track if peer.is_connected else None, peer.clock.origin, now, watched=watched)
+
+
 class Frontend:
     """All visits of one daemon."""
 
@@ -670,6 +680,8 @@ class Frontend:
         log.info("session %d ended: %s", visit.session, reason)
         self.counts["sessions_ended"] += 1
         visit.cancel_timers()
+        if visit.audience is not None:
+            visit.audience.close(reason)
         self.figures.note_line(visit.line)
         self._left.update(_playout_counts(visit))
         self._left_pictures.update(_picture_counts(visit))
@@ -682,7 +694,11 @@ class Frontend:
                 await asyncio.sleep(0.1)  # The client learns the reason before the channel goes.
             await visit.hang_up(reason)
 
-        task = asyncio.get_running_loop().create_task(close())
+        self.later(close())
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that ends; the daemon waits for it before it stops."""
+        task = asyncio.get_running_loop().create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -807,6 +823,30 @@ class Frontend:
         if view is None:
             return Sight(Still(self._portrait), self._video_pool, shown=True)
         return Sight(view.look, self._video_pool)
+
+    def face(self, view: View | None, media_clock: MediaClock) -> VideoTrack:
+        """A track for viewers of a session whose client is sent no face."""
+        sight = self.sight(view)
+        track = VideoTrack(media_clock, sight.look, pool=sight.pool)
+        if sight.shown:
+            track.show()
+        return track
+
+    def audience(self, guest: Guest) -> Audience:
+        """Who watches a session. Raises Refused when it has no track that could be watched."""
+        if guest.audience is None:
+            peer = guest.peer
+            if peer is None:
+                said = "this session's sound leaves by a WebSocket, as fast as it is made; only tracks can be watched"
+                raise Refused(409, "no_track", said)
+            guest.audience = Audience(
+                clock=peer.clock, voice=peer.voice, face=peer.video, make_face=lambda at: self.face(guest.view, at)
+            )
+        return guest.audience
+
+    @property
+    def viewer_count(self) -> int:
+        return sum(visit.audience.count for visit in self.visits.values() if visit.audience is not None)
 
     def _guarded(self, visit: Guest, act: Callable[[Any], None], argument: Any) -> None:
         """A fault in one visit ends that visit: its neighbours' news and deadlines go on (DESIGN §5 rule 10)."""

@@ -206,6 +206,7 @@ class Server:
             "frontend_continuity": 1.0 - min(1.0, playouts["underrun_ticks"] / max(1, sent * TICKS_PER_SAMPLE)),
             "realtime_calls": float(len(self.realtime.calls)),
             "frontend_sessions": float(len(frontend.visits)),
+            "frontend_viewers": float(frontend.viewer_count),
             "frontend_tasks": float(len(asyncio.all_tasks())),
             "frontend_loop_lag_ms_p50": lag[len(lag) // 2],
             "frontend_loop_lag_ms_p99": lag[len(lag) * 99 // 100],

@@ -37,8 +37,9 @@ from duplexd.messages import (
     TurnState,
 )
 from duplexd.units import Nanos, Ticks, ticks_from_nanos
+from duplexd.webrtc.audience import Audience
 from duplexd.webrtc.camera import CameraReceiver
-from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused
+from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused, tick_view
 from duplexd.webrtc.peer import MessageFault, Peer
 from duplexd.webrtc.realtime.bridge import Bridge
 from duplexd.webrtc.realtime.session import RealtimeSession
@@ -47,7 +48,7 @@ from duplexd.webrtc.wire import MESSAGE_BYTES_MAX
 
 CHANNEL = "oai-events"
 BACKLOG_BYTES_MAX = 8 * 1024 * 1024  #: events that wait for a socket that does not read
-SINKS_MAX = 8  #: connections that may watch one session
+SINKS_MAX = 8  #: connections that may join one session
 
 log = logging.getLogger("duplexd.realtime")
 _encoder = msgspec.json.Encoder()
@@ -162,6 +163,7 @@ class RealtimeVisit:
         self.peer: Peer | None = None
         self.view: View | None = None  #: of a call, when the model has a face
         self.eye: CameraReceiver | None = None
+        self.audience: Audience | None = None
         self.call_id = ""
         self.sinks: list[Sink] = []
         self.sides: list[Sink] = []  #: those among them that only joined
@@ -189,7 +191,7 @@ class RealtimeVisit:
 
     def join(self, sink: Sink) -> bool:
         """Somebody watches from here on; False when too many do."""
-        if len(self.sinks) >= SINKS_MAX:
+        if len(self.sides) >= SINKS_MAX:
             return False
         sink.tell(self.welcome())
         self.sinks.append(sink)
@@ -287,8 +289,7 @@ class RealtimeVisit:
 
     def _tick_view(self, now: Nanos) -> None:
         if self.view is not None and self.peer is not None:
-            track = self.peer.video if self.peer.is_connected else None
-            self.view.tick(track, self.peer.clock.origin, now)
+            tick_view(self.view, self.peer, self.audience, now)
 
     def farewell(self, reason: str) -> None:
         self.bridge.end("session_ended", reason, clock.now(), close_code=1011)

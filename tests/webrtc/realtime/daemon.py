@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 from aiortc import RTCPeerConnection, RTCSessionDescription
+from aiortc.mediastreams import MediaStreamError
 
 from duplexd.bench.daemon import Daemon
 from duplexd.media import tones
@@ -129,8 +131,9 @@ class Caller:
             self.watching = asyncio.ensure_future(self._watch(track))
 
     async def _watch(self, track: Any) -> None:
-        while True:
-            self.frames.append(await track.recv())
+        with contextlib.suppress(MediaStreamError):
+            while True:
+                self.frames.append(await track.recv())
 
     def _frame(self) -> np.ndarray:
         frame, self.mic = self.mic[:VOICE_FRAME], self.mic[VOICE_FRAME:]
