@@ -321,11 +321,12 @@ class Session:
         self._contest(fact, now)
 
     def _contest(self, fact: VoiceStarted, now: Nanos) -> None:
-        onset = fact.at
+        onset, noticed_at = fact.at, Nanos(0) if fact.source == "stop" else fact.onset_at
         if self.contest is not None:
             if self.contest.hold or not fact.hold:
                 return
-            onset = self.contest.onset  # The voice that could hold nothing so far does so now.
+            # The voice that could hold nothing so far does so now.
+            onset, noticed_at = self.contest.onset, self.contest.noticed_at or noticed_at
         foreign = fact.cursor.epoch != self.timeline.epoch
         position = self.timeline.reported if foreign else fact.cursor.position
         measured = fact.held and fact.source != "server" and not fact.assumed
@@ -339,7 +340,7 @@ class Session:
             answered=measured or not fact.held,
             audible=fact.held or self._plays,
             answer_by=Nanos(now + HOLD_ANSWER_MAX),
-            noticed_at=Nanos(0) if fact.source == "stop" else fact.onset_at,
+            noticed_at=noticed_at,
         )
         self.timeline.held = fact.held
         if self.contest.answered:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +21,7 @@ from duplexd.webrtc.realtime.broadcast import links
 from duplexd.webrtc.receive import install
 from duplexd.webrtc.tracks import MediaClock, VoiceTrack
 from duplexd.webrtc.video import Still, VideoTrack, i420, portrait
+from tests.webrtc.client import TestClient
 from tests.webrtc.realtime.daemon import Api, Talk, at_a_daemon, call
 from tests.webrtc.realtime.simulated import beep24
 from tests.webrtc.realtime.test_call_face import flashes, user
@@ -247,6 +249,67 @@ def test_a_call_watched_in_the_middle_shows_its_viewer_the_face_its_caller_sees(
         await viewer.close()
         await caller.close()
         await api.until_empty()
+
+    at_a_daemon(story)
+
+
+def test_a_hidden_page_is_watched_by_its_number_and_costs_a_face_only_then() -> None:
+    async def story(api: Api) -> None:
+        opened: dict[str, Any] = {}
+
+        async def answer(sdp: str) -> str:
+            _, body, _ = await api.post("/api/session", json={"sdp": sdp, "type": "offer"})
+            opened.update(body)
+            return str(body["sdp"])
+
+        async def views(wanted: int) -> None:
+            for _ in range(40):
+                if (await api.daemon.metrics())["duplexd_frontend_views"] == wanted:
+                    return
+            raise AssertionError(f"not {wanted} views")
+
+        page = await TestClient.connect(answer, video="recvonly")
+        await views(1)
+        page.send("duplexd", json.dumps({"t": "seen", "on": False}))
+        await views(0)
+        viewer = await Station(sends=False).connect(api, f"/v1/whep?session={opened['session']}")
+        await views(1)
+        page.send("duplexd", json.dumps({"t": "say", "text": "say 4", "id": "k"}))
+        assert await until_words(viewer, 4) == [0, 1, 2, 3]
+        assert 3 <= len(flashes(viewer.frames)) <= 4
+        assert await delete(api, viewer.location) == 200
+        await views(0)
+        await viewer.close()
+        await page.close()
+        await api.until_empty()
+
+    at_a_daemon(story)
+
+
+def test_publishers_and_viewers_that_come_and_go_leave_nothing_behind() -> None:
+    """They leave by DELETE, by hanging up, or with their session."""
+
+    async def story(api: Api) -> None:
+        async def visit(number: int) -> None:
+            publisher = await Station(sends=True, video=False).connect(api, "/v1/whip")
+            session = publisher.location.rsplit("/", 1)[1]
+            viewers = [await Station(sends=False).connect(api, f"/v1/whep?session={session}") for _ in range(2)]
+            if number % 3 == 0:
+                assert await delete(api, viewers[0].location) == 200
+            elif number % 3 == 1:
+                await viewers[0].connection.close()
+            assert await delete(api, publisher.location) == 200
+            for station in (publisher, *viewers):
+                await station.close()
+
+        await visit(0)
+        await asyncio.sleep(1.5)  # The first figures of the engine come with its first session.
+        before = await api.daemon.held_at_rest()
+        for number in range(9):
+            await visit(number)
+        await api.until_empty()
+        after = await api.daemon.held_at_rest()
+        assert {k: v for k, v in after.items() if v > before[k] + 2} == {}
 
     at_a_daemon(story)
 
