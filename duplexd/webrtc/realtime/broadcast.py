@@ -5,11 +5,11 @@ DELETE /v1/whip/ID               ends it
 POST   /v1/whep?session=ID       draft-ietf-wish-whep: an offer that receives -> the voice and face of a session
 DELETE /v1/whep/ID               ends the view
 
-1. A publisher is sent nothing (RFC 9725 §4.2: our answer only receives). Its session plays all the same, on a clock of
+1. A publisher is sent nothing (RFC 9725: our answer only receives). Its session plays all the same, on a clock of
    its own: whoever watches hears it, and the cursor follows that clock.
 2. A session is named by the id of its call, which nobody guesses, or by its number, which anybody does: for that the
    daemon's own token is needed, not a client secret.
-3. Candidates stand in the offer and in the answer. There is no trickle and no restart: PATCH gets 405 (RFC 9725 §4.3).
+3. Candidates stand in the offer and in the answer. There is no trickle and no restart: PATCH gets 405.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class BroadcastRoutes:
 
 
 def links(servers: Iterable[str]) -> Iterator[str]:
-    """STUN and TURN servers of the configuration as values of `Link` (RFC 9725 §4.6)."""
+    """STUN and TURN servers of the configuration as values of `Link` (RFC 9725)."""
     for server in map(ice_server, servers):
         link = f'<{server.url}>; rel="ice-server"'
         if server.username:
