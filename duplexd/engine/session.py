@@ -137,6 +137,7 @@ class Contest(msgspec.Struct):
     answered: bool  #: the position is the listener's own
     audible: bool  #: something of the reply was there to be heard when the voice began
     answer_by: Nanos
+    noticed_at: Nanos = Nanos(0)  #: when the front end noticed the voice; 0: it is no voice
     branch: Context | None = None
     dialogue: Dialogue | None = None  #: what the dialogue would be after an advance
 
@@ -328,11 +329,12 @@ class Session:
         self._contest(fact, now)
 
     def _contest(self, fact: VoiceStarted, now: Nanos) -> None:
-        onset = fact.at
+        onset, noticed_at = fact.at, Nanos(0) if fact.source == "stop" else fact.onset_at
         if self.contest is not None:
             if self.contest.hold or not fact.hold:
                 return
-            onset = self.contest.onset  # The voice that could hold nothing so far does so now.
+            # The voice that could hold nothing so far does so now.
+            onset, noticed_at = self.contest.onset, self.contest.noticed_at or noticed_at
         foreign = fact.cursor.epoch != self.timeline.epoch
         position = self.timeline.reported if foreign else fact.cursor.position
         measured = fact.held and fact.source != "server" and not fact.assumed
@@ -346,6 +348,7 @@ class Session:
             answered=measured or not fact.held,
             audible=fact.held or self._plays,
             answer_by=Nanos(now + HOLD_ANSWER_MAX),
+            noticed_at=noticed_at,
         )
         self.timeline.held = fact.held
         if self.contest.answered:
@@ -1272,7 +1275,7 @@ class Session:
         reply.move(ResponseState.CANCELLING)
         self._emit_response()
         self._emit_history(reply, heard, ambiguous=ambiguous, estimated=contest.assumed, final=True)
-        self._cut_timeline(at, hold=contest.hold, now=now)
+        self._cut_timeline(at, hold=contest.hold, now=now, noticed_at=contest.noticed_at)
         branch, contest.branch = contest.branch, None
         reply.move(ResponseState.CANCELLED)
         self._emit_response("interrupted")
@@ -1289,10 +1292,10 @@ class Session:
         self.contest = None
         self._end_reply(reply, heard, now=now, words=stable)
 
-    def _cut_timeline(self, at: Ticks, *, hold: int, now: Nanos) -> None:
+    def _cut_timeline(self, at: Ticks, *, hold: int, now: Nanos, noticed_at: Nanos = Nanos(0)) -> None:
         self._drop_chunks(self.chunks.interrupt(at))
         self.timeline.advance(at)
-        self._emit(AdvanceEpoch(self.id, self.timeline.epoch, at, hold, now))
+        self._emit(AdvanceEpoch(self.id, self.timeline.epoch, at, hold, now, noticed_at))
         if self.face is not None:
             self.face.advance(self.timeline.epoch, at)
 
