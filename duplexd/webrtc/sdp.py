@@ -95,7 +95,8 @@ def _check_sections(sections: list[list[str]]) -> None:
 def _check_voice(sections: list[list[str]], *, receives: bool) -> None:
     audio = [section for section in sections if section[0].startswith("m=audio")]
     if not audio:
-        raise InputRefused("The offer has no audio section; a session needs one, at least recvonly.")
+        needed = "at least recvonly" if receives else "sendonly or sendrecv: whoever publishes is the person who speaks"
+        raise InputRefused(f"The offer has no audio section; a session needs one, {needed}.")
     if not any(_OPUS.match(line) for line in audio[0]):
         raise InputRefused("The audio section of the offer lacks opus/48000, the only voice codec served here.")
     direction = _direction(audio[0])

@@ -192,6 +192,7 @@ def test_a_publisher_of_another_codec_is_heard_and_its_picture_declined() -> Non
         viewer = await Station(sends=False, video=False).connect(api, f"/v1/whep?session={session}")
         publisher.mic = beep24(700)
         assert (await until_words(viewer, 2))[:2] == [0, 1]
+        assert (await api.daemon.metrics())["duplexd_frontend_views"] == 0  # Who only listens has no face made.
         await viewer.close()
         await publisher.close()
         await api.until_empty()
@@ -340,13 +341,14 @@ def test_what_cannot_be_published_or_watched_is_refused_with_the_status_that_say
         assert (status, code) == (503, "busy")
         assert int(headers["Retry-After"]) > 0
         assert (await ask(f"/v1/whep?session={session}", sends))[0] in (400, 503)
-        for path in ("/v1/whip", publisher.location, "/v1/whep"):
-            for method in ("PATCH", "PUT", "GET"):
+        for path, trickles in (("/v1/whip", 405), (publisher.location, 501), ("/v1/whep", 405), ("/v1/whep/x", 501)):
+            for method, expected in (("PATCH", trickles), ("PUT", 405), ("GET", 405), ("HEAD", 405)):
                 async with api.http.request(method, api.url(path), data=b"a=candidate") as answer:
-                    assert answer.status == 405
+                    assert answer.status == expected
                     assert "OPTIONS" in answer.headers["Allow"]
             async with api.http.options(api.url(path)) as answer:
-                assert (answer.status, answer.headers["Accept-Post"]) == (204, "application/sdp")
+                posts = "application/sdp" if path.count("/") == 2 else None
+                assert (answer.status, answer.headers.get("Accept-Post")) == (200, posts)
         assert await delete(api, publisher.location) == 200
         await publisher.close()
         await api.until_empty()
@@ -370,7 +372,7 @@ def test_a_full_daemon_tells_a_publisher_when_to_come_again_and_nobody_comes_wit
         assert (status, int(headers["Retry-After"]) > 0) == (503, True)
         # A number is no secret: whoever holds a client secret does not watch others by it.
         receives = await Station(sends=False).offer()
-        for token, expected in ((secret["value"], {401}), ("t0ken", {201, 404})):
+        for token, expected in ((secret["value"], {403}), ("t0ken", {201, 404})):
             for path in ("/v1/whep?session=1", "/v1/whep?session=2"):
                 status, _, _ = await api.post(path, data=receives, headers=SDP, token=token)
                 assert status in expected
@@ -385,3 +387,4 @@ def test_servers_to_reach_the_daemon_by_are_links() -> None:
         '<stun:example.org:3478>; rel="ice-server"',
         '<turn:example.org:3478>; rel="ice-server"; username="me"; credential="secret"; credential-type="password"',
     ]
+    assert r'credential="a\"b\\"' in next(links(['turn:me:a"b\\@example.org:3478']))
