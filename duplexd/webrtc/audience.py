@@ -7,9 +7,9 @@
 3. Nothing waits for a viewer: of a voice that is not taken the oldest packets are lost, of a face everything up to the
    next key frame.
 4. Viewers are bounded (`VIEWERS_MAX`); when their session ends, so do they.
-5. A track keeps nothing, and costs nothing, before its sender asks for the first packet: until the media path is up, and
-   for ever where the offer has no such line. What a viewer is sent begins with what is made then, and whose offer has
-   no video line has no face made and no key frame asked for.
+5. A track keeps nothing, and costs nothing, before its sender asks for the first packet: until the media path is up,
+   and for ever where the offer has no such line. What a viewer is sent begins with what is made then, and whose offer
+   has no video line has no face made and no key frame asked for.
 """
 
 from __future__ import annotations

@@ -41,6 +41,8 @@ def check_offer(sdp: object, *, receives: bool = True) -> None:
         raise InputRefused(f"The offer has more than {OFFER_BYTES_MAX} bytes; a browser's has about 6000.")
     sections = _sections(sdp.splitlines())
     _check_sections(sections)
+    if not receives:
+        _check_published(sections)
     _check_voice(sections, receives=receives)
     _check_candidates(sdp)
 
@@ -90,6 +92,14 @@ def _check_sections(sections: list[list[str]]) -> None:
             raise InputRefused(f"The offer has a section that cannot be answered: {section[0][:80]!r}.")
     if sum(section[0].startswith("m=application") for section in sections) > 1:
         raise InputRefused("The offer has more than one data channel section.")
+
+
+def _check_published(sections: list[list[str]]) -> None:
+    """RFC 9725 §4.4.2: what cannot be taken whole is refused, not answered in part."""
+    for kind in ("audio", "video"):
+        count = sum(section[0].startswith(f"m={kind}") for section in sections)
+        if count > 1:
+            raise InputRefused(f"The offer has {count} {kind} sections; one voice and at most one camera are taken.")
 
 
 def _check_voice(sections: list[list[str]], *, receives: bool) -> None:

@@ -30,6 +30,14 @@ def test_who_publishes_is_told_what_a_publisher_needs() -> None:
         check_offer(VOICE.replace("m=audio", "m=video"), receives=False)
 
 
+def test_who_publishes_brings_one_of_each_kind() -> None:
+    """A viewer's second line is answered as inactive; a publisher would think that it is heard."""
+    second = VOICE + VOICE[VOICE.index("m=audio") :]
+    check_offer(second)
+    with pytest.raises(InputRefused, match="2 audio sections; one voice"):
+        check_offer(second, receives=False)
+
+
 def test_a_browser_offer_passes() -> None:
     check_offer(VOICE + HOST + "\n" + MDNS + "\n")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -311,6 +313,24 @@ def test_publishers_and_viewers_that_come_and_go_leave_nothing_behind() -> None:
         await api.until_empty()
         after = await api.daemon.held_at_rest()
         assert {k: v for k, v in after.items() if v > before[k] + 2} == {}
+
+    at_a_daemon(story)
+
+
+def test_views_end_with_a_session_whose_engine_died() -> None:
+    async def story(api: Api) -> None:
+        publisher = await Station(sends=True).connect(api, "/v1/whip")
+        session = publisher.location.rsplit("/", 1)[1]
+        viewer = await Station(sends=False).connect(api, f"/v1/whep?session={session}")
+        os.kill(api.daemon.engine_pid(), signal.SIGKILL)
+        await viewer.until_closed()
+        await publisher.until_closed()
+        metrics = await api.daemon.metrics()
+        assert (metrics["duplexd_frontend_sessions"], metrics["duplexd_frontend_viewers"]) == (0, 0)
+        assert await delete(api, viewer.location) == 404
+        assert await delete(api, publisher.location) == 404
+        for station in (publisher, viewer):
+            await station.close()
 
     at_a_daemon(story)
 
