@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -163,6 +163,7 @@ class Audience:
         self._relays: list[Relay] = []
         self._ends: dict[int, Callable[[str], None]] = {}  #: by relay: what ends its connection
         self._pumps: dict[str, asyncio.Task[None]] = {}
+        self._left: Counter[str] = Counter()  #: what the faces made for viewers counted before they were stopped
         voice.on_packet = self._pass_voice
         if face is not None:
             face.on_packet = self._pass_face
@@ -177,6 +178,13 @@ class Audience:
     def sees(self) -> bool:
         """Whether one of them takes the face."""
         return any(relay.face.is_taken for relay in self._relays)
+
+    def face_counts(self) -> Counter[str]:
+        """Of all faces that were made for viewers alone (`VideoCounts`); they never fall."""
+        counts = Counter(self._left)
+        if self.own_face is not None:
+            counts.update(msgspec.structs.asdict(self.own_face.counts))
+        return counts
 
     def join(self) -> Relay:
         """Raises AudienceFull."""
@@ -203,9 +211,8 @@ class Audience:
         self._ends.pop(id(relay), None)
         if relay in self._relays:
             self._relays.remove(relay)
-        if not self.sees and self.own_face is not None:
-            self._stop(self.own_face)
-            self.own_face = None
+        if not self.sees:
+            self._drop_face()
 
     def close(self, reason: str) -> None:
         """The session has ended."""
@@ -213,14 +220,18 @@ class Audience:
             end(reason)
         self._ends.clear()
         self._relays.clear()
-        if self.own_face is not None:
-            self._stop(self.own_face)
-            self.own_face = None
+        self._drop_face()
         if self._voice.kind in self._pumps:
             self._stop(self._voice)
         self._voice.on_packet = None
         if self._face is not None:
             self._face.on_packet = None
+
+    def _drop_face(self) -> None:
+        if self.own_face is not None:
+            self._left, face = self.face_counts(), self.own_face
+            self.own_face = None
+            self._stop(face)
 
     # Packets ----------------------------------------------------------------------------------------------------------
 

@@ -881,10 +881,13 @@ def _picture_counts(visit: Guest) -> dict[str, int]:
     if visit.view is None:
         return {}
     counts: dict[str, int] = msgspec.structs.asdict(visit.view.pictures.counts)
+    track: Counter[str] = Counter()
     if visit.peer is not None and visit.peer.video is not None:
-        track = visit.peer.video.counts
-        counts |= {"sent": track.sent, "repeated": track.repeated, "keyframes": track.keyframes, "faults": track.faults}
-        counts["ticks_skipped"] = track.skipped
+        track.update(msgspec.structs.asdict(visit.peer.video.counts))
+    if visit.audience is not None:
+        track.update(visit.audience.face_counts())
+    for name, count in track.items():
+        counts["ticks_skipped" if name == "skipped" else name] = count
     return counts | visit.view.page_counts
 
 

@@ -21,7 +21,7 @@ from duplexd.webrtc.audience import (
     RelayVoice,
 )
 from duplexd.webrtc.tracks import MediaClock, VoiceTrack
-from duplexd.webrtc.video import VideoTrack
+from duplexd.webrtc.video import VideoCounts, VideoTrack
 
 
 class Source:
@@ -31,10 +31,12 @@ class Source:
         self.kind = kind
         self.on_packet: Callable[..., None] | None = None
         self.keys_wanted = 0
+        self.counts = VideoCounts()
         self.stopped = False
 
     def want_keyframe(self) -> None:
         self.keys_wanted += 1
+        self.counts.keyframes += 1
 
     async def recv(self) -> None:
         await asyncio.Event().wait()
@@ -188,6 +190,20 @@ def test_who_takes_the_voice_alone_has_no_face_made() -> None:
         assert stage.made[0].stopped
         stage.voice.make(7)
         assert await taken(listener.voice) == [7]
+
+    asyncio.run(story())
+
+
+def test_what_faces_for_viewers_counted_is_kept_when_they_go() -> None:
+    async def story() -> None:
+        stage = Stage(face=False)
+        for seen in (1, 2, 3):
+            viewer = join(stage)
+            assert stage.audience.face_counts()["keyframes"] == seen
+            stage.audience.part(viewer)
+            assert stage.audience.face_counts()["keyframes"] == seen
+        stage.audience.close("over")
+        assert stage.audience.face_counts()["keyframes"] == 3
 
     asyncio.run(story())
 

@@ -7,20 +7,22 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from duplexd.config import Config
 from duplexd.ids import SessionId
 from duplexd.media.line import Line
 from duplexd.messages import EngineReady, Modality
-from duplexd.units import Ticks
-from duplexd.webrtc.frontend import Frontend
+from duplexd.units import Nanos, Ticks
+from duplexd.webrtc.frontend import STALL_BYTES, Frontend
 from duplexd.webrtc.peer import Peer
 from duplexd.webrtc.realtime.broadcast import WhipVisit
 from duplexd.webrtc.realtime.live import LiveRoutes, LiveVisit
 from duplexd.webrtc.realtime.routes import Door, RealtimeRoutes
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import Settings
+from duplexd.webrtc.realtime.visit import RealtimeVisit
 
 
 class Place:
@@ -89,5 +91,39 @@ def test_a_published_session_whose_playout_fails_ends_and_says_why() -> None:
         await asyncio.wait_for(visit.finished.wait(), 5)
         assert place.frontend.visits == {}
         assert publisher.closed == ["internal error in playout: ValueError: no sound"]
+
+    at(story)
+
+
+class Reader:
+    """A connection that has read nothing of what it was told."""
+
+    def __init__(self, backlog_bytes: int) -> None:
+        self.backlog_bytes = backlog_bytes
+
+    def tell(self, text: str) -> None:
+        pass
+
+    async def close(self, code: int, reason: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("own", "joined", "waits"),
+    [
+        pytest.param(0, STALL_BYTES + 1, False, id="who-joined-reads-nothing"),
+        pytest.param(STALL_BYTES + 1, 0, True, id="its-client-reads-nothing"),
+    ],
+)
+def test_generation_waits_for_the_client_that_does_not_read_and_for_nobody_who_joined(
+    own: int, joined: int, waits: bool
+) -> None:
+    async def story(place: Place) -> None:
+        session, line, core = place.parts(2)
+        visit = RealtimeVisit(place.frontend, session, line, core)
+        visit.sinks.append(Reader(own))
+        assert visit.join(Reader(joined))
+        visit.tick(Nanos(0))
+        assert visit.stalled is waits
 
     at(story)
