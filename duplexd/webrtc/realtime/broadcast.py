@@ -222,7 +222,8 @@ class BroadcastRoutes:
         self._realtime.door.settings(request, model="")
 
     def _created(self, location: str, answer: str) -> web.Response:
-        response = web.Response(status=201, text=answer, content_type=SDP, headers={"Location": location})
+        # As bytes: of a text aiohttp names the charset, which this type has no parameter for (RFC 8866 §8.1).
+        response = web.Response(status=201, body=answer.encode(), content_type=SDP, headers={"Location": location})
         for link in links(self._realtime.frontend.config.ice_servers):
             response.headers.add("Link", link)
         return response

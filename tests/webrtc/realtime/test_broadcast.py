@@ -81,7 +81,7 @@ class Station:
 
     async def connect(self, api: Api, path: str) -> Station:
         status, body, headers = await api.post(path, data=await self.offer(), headers=SDP)
-        assert (status, headers["Content-Type"].partition(";")[0]) == (201, "application/sdp"), body
+        assert (status, headers["Content-Type"]) == (201, "application/sdp"), body
         self.location = headers["Location"]
         await self.connection.setRemoteDescription(RTCSessionDescription(sdp=body.decode(), type="answer"))
         for _ in range(200):
