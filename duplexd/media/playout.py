@@ -235,8 +235,11 @@ class Playout:
     def _watch_starvation(self, pts: int, filled: int) -> None:
         """A gap inside a reply is counted, with its length (an underrun a person can hear)."""
         if self._starved_at is not None and (filled or not self._expecting):
-            self.underrun_ticks += pts - self._starved_at
-            self.gaps += filled > 0
+            if filled:
+                self.underrun_ticks += pts - self._starved_at
+                self.gaps += 1
+            else:  # The reply's last chunk was empty: it ran dry at its end.
+                self.underruns -= 1
             self._starved_at = None
         if filled < self._frame and self._expecting and self._starved_at is None and self._log:
             self._starved_at = pts + filled * self._ticks_per_sample

@@ -2,17 +2,20 @@
 
 1. A viewer gets the very packets that were made for the session's own client. Where its client takes no face, the
    audience has a track of its own, on the same clock. So a cut is a cut for everybody, and no viewer moves a cursor.
-2. A viewer's picture begins with a key frame, which is asked for when it comes and when a packet was lost; the track
-   bounds how often.
+2. A viewer's picture begins with a key frame, which is asked for when it begins to look and when a packet was lost;
+   the track bounds how often.
 3. Nothing waits for a viewer: of a voice that is not taken the oldest packets are lost, of a face everything up to the
    next key frame.
 4. Viewers are bounded (`VIEWERS_MAX`); when their session ends, so do they.
+5. A track keeps nothing, and costs nothing, before its sender asks for the first packet: until the media path is up,
+   and for ever where the offer has no such line. What a viewer is sent begins with what is made then, and whose offer
+   has no video line has no face made and no key frame asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -36,11 +39,10 @@ class AudienceFull(Exception):
 class _RelayTrack(MediaStreamTrack):  # type: ignore[misc]
     """Packets made elsewhere, for one aiortc sender."""
 
-    queued_max = 0
-
     def __init__(self) -> None:
         super().__init__()
         self.sender: Any = None
+        self.is_taken = False  #: the sender has begun to ask for packets (module rule 5)
         self.rtp_origin: int | None = None  #: RTP timestamp of pts 0, known once the first packet has left
         self.packet_count = 0
         self.skipped_count = 0  #: packets that were not taken in time
@@ -49,11 +51,17 @@ class _RelayTrack(MediaStreamTrack):  # type: ignore[misc]
         self._wake = asyncio.Event()
         self._returned: int | None = None
 
-    def put(self, packet: av.Packet) -> None:
+    def begin(self) -> None:
+        """The sender asks for its first packet."""
+        self.is_taken = True
+
+    def _append(self, packet: av.Packet) -> None:
         self._queue.append(packet)
         self._wake.set()
 
     async def recv(self) -> av.Packet:
+        if not self.is_taken:
+            self.begin()
         # aiortc asks for the next packet when this one is on the wire: then the two numbers belong together.
         if self.rtp_origin is None and self._returned is not None and self.sender is not None:
             self.rtp_origin = rtp_origin(self.sender, self._returned)
@@ -77,20 +85,23 @@ class RelayVoice(_RelayTrack):
     kind = "audio"
 
     def put(self, packet: av.Packet) -> None:
+        if not self.is_taken:
+            return
         while len(self._queue) >= VOICE_QUEUED_MAX:
             self._queue.popleft()
             self.skipped_count += 1
-        super().put(packet)
+        self._append(packet)
 
 
 class RelayFace(_RelayTrack):
-    """Args:    want_keyframe: asks whoever makes the frames."""
+    """Args:    want_keyframe: asks whoever makes the frames. on_begin: hears that the sender asks for its first."""
 
     kind = "video"
 
-    def __init__(self, want_keyframe: Callable[[], None]) -> None:
+    def __init__(self, want_keyframe: Callable[[], None], *, on_begin: Callable[[], None]) -> None:
         super().__init__()
         self._want_keyframe = want_keyframe
+        self._on_begin = on_begin
         self._broken = True  # until the first key frame
 
     def attach(self, sender: Any) -> None:
@@ -100,7 +111,13 @@ class RelayFace(_RelayTrack):
         sender._RTCRtpSender__encoder = Packer()
         sender._send_keyframe = self._want_keyframe
 
-    def put_frame(self, packet: av.Packet, *, keyframe: bool) -> None:
+    def begin(self) -> None:
+        super().begin()
+        self._on_begin()
+
+    def put(self, packet: av.Packet, *, keyframe: bool) -> None:
+        if not self.is_taken:
+            return
         if len(self._queue) >= FACE_QUEUED_MAX:
             self.skipped_count += len(self._queue)
             self._queue.clear()
@@ -111,7 +128,7 @@ class RelayFace(_RelayTrack):
         if self._broken:
             self.skipped_count += 1
         else:
-            self.put(packet)
+            self._append(packet)
 
 
 class Relay(msgspec.Struct, frozen=True, eq=False):
@@ -126,7 +143,7 @@ class Audience:
     """The viewers of one session.
 
     Args:    clock: of its tracks. voice: whose packets are passed on; with `pumped` nobody else asks it for any.
-             face: the one its client is sent; None: it takes none, and `make_face` gives one while somebody watches.
+             face: the one its client is sent; None: it takes none, and `make_face` gives one while somebody sees it.
     """
 
     def __init__(
@@ -146,6 +163,7 @@ class Audience:
         self._relays: list[Relay] = []
         self._ends: dict[int, Callable[[str], None]] = {}  #: by relay: what ends its connection
         self._pumps: dict[str, asyncio.Task[None]] = {}
+        self._left: Counter[str] = Counter()  #: what the faces made for viewers counted before they were stopped
         voice.on_packet = self._pass_voice
         if face is not None:
             face.on_packet = self._pass_face
@@ -156,31 +174,45 @@ class Audience:
     def count(self) -> int:
         return len(self._relays)
 
+    @property
+    def sees(self) -> bool:
+        """Whether one of them takes the face."""
+        return any(relay.face.is_taken for relay in self._relays)
+
+    def face_counts(self) -> Counter[str]:
+        """Of all faces that were made for viewers alone (`VideoCounts`); they never fall."""
+        counts = Counter(self._left)
+        if self.own_face is not None:
+            counts.update(msgspec.structs.asdict(self.own_face.counts))
+        return counts
+
     def join(self) -> Relay:
         """Raises AudienceFull."""
         if len(self._relays) >= VIEWERS_MAX:
             raise AudienceFull(f"{VIEWERS_MAX} people watch this session already; that is the most")
-        if self._face is None and self.own_face is None:
+        relay = Relay(self.clock, RelayVoice(), RelayFace(self._want_keyframe, on_begin=self._look))
+        self._relays.append(relay)
+        return relay
+
+    def _look(self) -> None:
+        """One more sees the face."""
+        if self._face is None and self.own_face is None and self.sees:
             self.own_face = self._make_face(self.clock)
             self.own_face.on_packet = self._pass_face
             self._pump(self.own_face)
-        relay = Relay(self.clock, RelayVoice(), RelayFace(self._want_keyframe))
-        self._relays.append(relay)
         self._want_keyframe()
-        return relay
 
     def bind(self, relay: Relay, end: Callable[[str], None]) -> None:
         """`end(reason)` closes this viewer's connection when the session ends."""
         self._ends[id(relay)] = end
 
     def part(self, relay: Relay) -> None:
-        """A viewer has gone; with the last one a face that nobody else sees."""
+        """A viewer has gone; with the last one who saw it a face that nobody else sees."""
         self._ends.pop(id(relay), None)
         if relay in self._relays:
             self._relays.remove(relay)
-        if not self._relays and self.own_face is not None:
-            self._stop(self.own_face)
-            self.own_face = None
+        if not self.sees:
+            self._drop_face()
 
     def close(self, reason: str) -> None:
         """The session has ended."""
@@ -188,14 +220,18 @@ class Audience:
             end(reason)
         self._ends.clear()
         self._relays.clear()
-        if self.own_face is not None:
-            self._stop(self.own_face)
-            self.own_face = None
+        self._drop_face()
         if self._voice.kind in self._pumps:
             self._stop(self._voice)
         self._voice.on_packet = None
         if self._face is not None:
             self._face.on_packet = None
+
+    def _drop_face(self) -> None:
+        if self.own_face is not None:
+            self._left, face = self.face_counts(), self.own_face
+            self.own_face = None
+            self._stop(face)
 
     # Packets ----------------------------------------------------------------------------------------------------------
 
@@ -205,7 +241,7 @@ class Audience:
 
     def _pass_face(self, packet: av.Packet, keyframe: bool) -> None:
         for relay in self._relays:
-            relay.face.put_frame(packet, keyframe=keyframe)
+            relay.face.put(packet, keyframe=keyframe)
 
     def _want_keyframe(self) -> None:
         face = self._face or self.own_face

@@ -403,7 +403,7 @@ class Visit:
                 self._publish_frames(news)
             case CutFrames():
                 if self.view is not None:
-                    self.view.cut(news, self.peer.video if self.peer is not None else None)
+                    self.view.cut(news)
             case AdvanceEpoch():
                 self.line.advance(news)
                 self._owner.note_advance(news)
@@ -479,7 +479,7 @@ class Visit:
 def tick_view(view: View, peer: Peer, audience: Audience | None, now: Nanos) -> None:
     """A session's face is on the track of its own client, or on one for its viewers alone."""
     track = peer.video if peer.video is not None or audience is None else audience.own_face
-    watched = audience is not None and audience.count > 0
+    watched = audience is not None and audience.sees
     view.tick(track if peer.is_connected else None, peer.clock.origin, now, watched=watched)
 
 
@@ -881,10 +881,13 @@ def _picture_counts(visit: Guest) -> dict[str, int]:
     if visit.view is None:
         return {}
     counts: dict[str, int] = msgspec.structs.asdict(visit.view.pictures.counts)
+    track: Counter[str] = Counter()
     if visit.peer is not None and visit.peer.video is not None:
-        track = visit.peer.video.counts
-        counts |= {"sent": track.sent, "repeated": track.repeated, "keyframes": track.keyframes, "faults": track.faults}
-        counts["ticks_skipped"] = track.skipped
+        track.update(msgspec.structs.asdict(visit.peer.video.counts))
+    if visit.audience is not None:
+        track.update(visit.audience.face_counts())
+    for name, count in track.items():
+        counts["ticks_skipped" if name == "skipped" else name] = count
     return counts | visit.view.page_counts
 
 

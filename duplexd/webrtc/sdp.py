@@ -41,6 +41,8 @@ def check_offer(sdp: object, *, receives: bool = True) -> None:
         raise InputRefused(f"The offer has more than {OFFER_BYTES_MAX} bytes; a browser's has about 6000.")
     sections = _sections(sdp.splitlines())
     _check_sections(sections)
+    if not receives:
+        _check_published(sections)
     _check_voice(sections, receives=receives)
     _check_candidates(sdp)
 
@@ -92,10 +94,19 @@ def _check_sections(sections: list[list[str]]) -> None:
         raise InputRefused("The offer has more than one data channel section.")
 
 
+def _check_published(sections: list[list[str]]) -> None:
+    """RFC 9725 §4.4.2: what cannot be taken whole is refused, not answered in part."""
+    for kind in ("audio", "video"):
+        count = sum(section[0].startswith(f"m={kind}") for section in sections)
+        if count > 1:
+            raise InputRefused(f"The offer has {count} {kind} sections; one voice and at most one camera are taken.")
+
+
 def _check_voice(sections: list[list[str]], *, receives: bool) -> None:
     audio = [section for section in sections if section[0].startswith("m=audio")]
     if not audio:
-        raise InputRefused("The offer has no audio section; a session needs one, at least recvonly.")
+        needed = "at least recvonly" if receives else "sendonly or sendrecv: whoever publishes is the person who speaks"
+        raise InputRefused(f"The offer has no audio section; a session needs one, {needed}.")
     if not any(_OPUS.match(line) for line in audio[0]):
         raise InputRefused("The audio section of the offer lacks opus/48000, the only voice codec served here.")
     direction = _direction(audio[0])

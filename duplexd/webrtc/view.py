@@ -39,14 +39,18 @@ class View:
     def __init__(self, session: SessionId, line: Line, tell: Callable[[Any], object]) -> None:
         self.pictures = Pictures()
         self.page_is_seen = True  #: until the page says that it is hidden
-        self.shown = False
         self.page_counts: dict[str, int] = {}  #: what the page counted of it; they never fall, whatever it says
         self._session = session
         self._line = line
         self._tell = tell
+        self._track: VideoTrack | None = None  #: it is shown on; None: it is hidden
         self._told = Ticks(0)  #: newest `FramesSent.until`
         self._judge_at = Nanos(0)
         self._judged = (0, 0)  #: frames shown and skipped when the last two seconds began
+
+    @property
+    def shown(self) -> bool:
+        return self._track is not None
 
     def count(self, told: Picture) -> None:
         """What the page says that it has received."""
@@ -76,25 +80,26 @@ class View:
                  watched: somebody else looks, whether the page is seen or not.
         """
         if not (self.page_is_seen or watched) or track is None or origin is None:
-            if self.shown:
-                self._end(track)
-        elif not self.shown:
+            self._end()
+        elif track is not self._track:
+            self._end()  # A track for viewers went with the last of them, and the next has another.
             self._begin(track, origin, now)
         if self.shown and now >= self._judge_at:
             self._judge(now)
 
     def _begin(self, track: VideoTrack, origin: Nanos, now: Nanos) -> None:
-        self.shown = True
+        self._track = track
         self._line.begin_view()
         track.show()
         self._tell(ViewStarted(self._session, origin))
         self._tell_sent(track.next_pts)
         self._begin_judging(now)
 
-    def _end(self, track: VideoTrack | None) -> None:
-        self.shown = False
-        if track is not None:
-            track.hide()
+    def _end(self) -> None:
+        if self._track is None:
+            return
+        self._track.hide()
+        self._track = None
         self._line.end_view()
         self.pictures.clear()
         self._tell(ViewEnded(self._session))
@@ -117,7 +122,7 @@ class View:
         if self.shown:
             self.pictures.publish(epoch=news.epoch, start=news.start, frame=news.frame, frames=list(frames))
 
-    def cut(self, news: CutFrames, track: VideoTrack | None) -> None:
+    def cut(self, news: CutFrames) -> None:
         self.pictures.cut(epoch=news.epoch, at=news.at)
-        if self.shown and track is not None:
-            self._tell_sent(track.next_pts)
+        if self._track is not None:
+            self._tell_sent(self._track.next_pts)

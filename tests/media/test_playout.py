@@ -273,6 +273,16 @@ def test_a_gap_inside_a_reply_is_an_underrun_with_its_length() -> None:
     assert (playout.underruns, playout.gaps, playout.underrun_ticks) == (1, 1, 3 * FRAME)
 
 
+def test_what_runs_dry_before_an_empty_last_chunk_is_the_end_and_no_gap() -> None:
+    playout = Playout(rate=RATE)
+    publish(playout, 0, FRAME_SAMPLES)
+    pull(playout, 4)
+    publish(playout, FRAME_SAMPLES, 0, last=True)
+    pull(playout, 3, first=4)
+
+    assert (playout.underruns, playout.gaps, playout.underrun_ticks) == (0, 0, 0)
+
+
 def test_silence_before_between_and_after_replies_is_no_underrun() -> None:
     playout = Playout(rate=RATE)
     pull(playout, 5)

@@ -25,6 +25,19 @@ MDNS = "a=candidate:2 1 udp 2122260223 0b7e2f1c-5b1e-4a3e-9d4f-1c2b3a4d5e6f.loca
 TCP = "a=candidate:3 1 tcp 1518280447 192.168.1.7 9 typ host tcptype active"
 
 
+def test_who_publishes_is_told_what_a_publisher_needs() -> None:
+    with pytest.raises(InputRefused, match="no audio section; a session needs one, sendonly or sendrecv"):
+        check_offer(VOICE.replace("m=audio", "m=video"), receives=False)
+
+
+def test_who_publishes_brings_one_of_each_kind() -> None:
+    """A viewer's second line is answered as inactive; a publisher would think that it is heard."""
+    second = VOICE + VOICE[VOICE.index("m=audio") :]
+    check_offer(second)
+    with pytest.raises(InputRefused, match="2 audio sections; one voice"):
+        check_offer(second, receives=False)
+
+
 def test_a_browser_offer_passes() -> None:
     check_offer(VOICE + HOST + "\n" + MDNS + "\n")
 

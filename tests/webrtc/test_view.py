@@ -119,6 +119,16 @@ def test_a_lost_connection_ends_the_view_once() -> None:
     assert len(scene.take(ViewEnded)) == 1
 
 
+def test_a_track_that_takes_the_place_of_another_begins_the_view_anew() -> None:
+    """The last viewer goes and the next comes between two ticks: the new track would stay dark."""
+    scene = seen()
+    first, scene.track = scene.track, Track()
+    scene.tick()
+
+    assert (first.is_shown, scene.track.is_shown) == (False, True)
+    assert [type(fact) for fact in scene.told] == [ViewStarted, ViewEnded, ViewStarted]
+
+
 def test_the_engine_hears_at_most_every_80_ms_what_is_beyond_its_reach() -> None:
     """Frames and empty ticks alike: a frame that would come for an empty tick now would be late."""
     scene = seen()
@@ -132,7 +142,7 @@ def test_after_a_cut_the_engine_hears_it_at_once() -> None:
     scene = seen()
     scene.publish(0, 8)
     scene.look(0, 1, 2)
-    scene.view.cut(CutFrames(SESSION, 1, Ticks(4 * PICTURE_FRAME)), cast(VideoTrack, scene.track))
+    scene.view.cut(CutFrames(SESSION, 1, Ticks(4 * PICTURE_FRAME)))
 
     assert scene.frames_told() == [2, 3]
     scene.publish(4, 3, epoch=1)

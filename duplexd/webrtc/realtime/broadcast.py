@@ -9,7 +9,7 @@ DELETE /v1/whep/ID               ends the view
    its own: whoever watches hears it, and the cursor follows that clock.
 2. A session is named by the id of its call, which nobody guesses, or by its number, which anybody does: for that the
    daemon's own token is needed, not a client secret.
-3. Candidates stand in the offer and in the answer. There is no trickle and no restart: PATCH gets 405.
+3. Candidates stand in the offer and in the answer. There is no trickle and no restart: PATCH gets 501 (RFC 9725 §4.3).
 """
 
 from __future__ import annotations
@@ -58,11 +58,15 @@ class WhipVisit(RealtimeVisit):
         self.peer = peer
         if self.eye is not None and peer.takes_camera:
             self.eye.switch(on=True, now=clock.now())
-        voice = VoiceTrack(self.clock, self.pull)
+        voice = VoiceTrack(self.clock, self.pull, on_fault=self._fail)
         self.audience = Audience(
             clock=self.clock, voice=voice, face=None, make_face=lambda at: self._owner.face(self.view, at), pumped=True
         )
         self.open()
+
+    def _fail(self, error: Exception) -> None:
+        """As a peer does for the voice of its own track: the session ends, rather than go on without a voice."""
+        self._owner.end(self, f"internal error in playout: {type(error).__name__}: {error}")
 
     def now_pts(self, now: Nanos) -> int:
         return 0 if self.clock.origin is None else int(self.clock.position(now))
@@ -201,7 +205,9 @@ class BroadcastRoutes:
         visits = self._realtime.frontend.visits
         guest: Guest | None
         if name.isascii() and name.isdigit():
-            self._realtime.door.need_master(bearer(request))
+            if not self._realtime.door.keeper.is_master(bearer(request)):
+                said = "By its number a session is watched with the daemon's own token; a client secret needs its id."
+                raise Refusal(403, "token_required", said, param="session")
             guest = visits.get(SessionId(int(name[:18])))
         else:
             guest = next((g for g in visits.values() if isinstance(g, RealtimeVisit) and g.call_id == name), None)
@@ -216,21 +222,29 @@ class BroadcastRoutes:
         self._realtime.door.settings(request, model="")
 
     def _created(self, location: str, answer: str) -> web.Response:
-        response = web.Response(status=201, text=answer, content_type=SDP, headers={"Location": location})
+        # As bytes: of a text aiohttp names the charset, which this type has no parameter for (RFC 8866 §8.1).
+        response = web.Response(status=201, body=answer.encode(), content_type=SDP, headers={"Location": location})
         for link in links(self._realtime.frontend.config.ice_servers):
             response.headers.add("Link", link)
         return response
 
     async def options(self, request: web.Request) -> web.Response:
         asked = "Origin" in request.headers
-        answer = await self._realtime.preflight(request) if asked else web.Response(status=204)
-        answer.headers["Accept-Post"] = SDP
+        answer = await self._realtime.preflight(request) if asked else web.Response()
+        answer.set_status(200)  # RFC 9725 §4.2 names this one.
+        if not _names_one(request):
+            answer.headers["Accept-Post"] = SDP
         answer.headers["Allow"] = _allowed(request)
         return answer
 
     async def not_allowed(self, request: web.Request) -> web.Response:
-        said = f"{request.method} is not served here ({_allowed(request)} are); candidates stand in offer and answer."
-        answer = Refusal(405, "method_not_allowed", said).answer()
+        if request.method == "PATCH" and _names_one(request):
+            said = "Candidates stand in offer and answer: there is no trickle and no restart; end this and POST anew."
+            refusal = Refusal(501, "not_supported", said)
+        else:
+            said = f"{request.method} is not served here; {_allowed(request)} are."
+            refusal = Refusal(405, "method_not_allowed", said)
+        answer = refusal.answer()
         answer.headers["Allow"] = _allowed(request)
         return answer
 
@@ -240,12 +254,23 @@ def links(servers: Iterable[str]) -> Iterator[str]:
     for server in map(ice_server, servers):
         link = f'<{server.url}>; rel="ice-server"'
         if server.username:
-            link += f'; username="{server.username}"; credential="{server.credential}"; credential-type="password"'
+            link += f"; username={_quoted(server.username)}; credential={_quoted(server.credential)}"
+            link += '; credential-type="password"'
         yield link
 
 
+def _names_one(request: web.Request) -> bool:
+    """Whether the address is that of one session or view."""
+    return "id" in request.match_info
+
+
 def _allowed(request: web.Request) -> str:
-    return "DELETE, OPTIONS" if "id" in request.match_info else "POST, OPTIONS"
+    return "DELETE, OPTIONS" if _names_one(request) else "POST, OPTIONS"
+
+
+def _quoted(text: str) -> str:
+    """RFC 9110 §5.6.4."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 async def _offer_of(request: web.Request) -> str:

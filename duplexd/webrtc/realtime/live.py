@@ -458,9 +458,13 @@ class LiveRoutes:
 
         return await self._realtime.frontend.admit(make)
 
-    def _open(self, visit: LiveVisit) -> None:
+    def _remember(self, visit: LiveVisit) -> None:
+        """By its id; those that have ended are forgotten."""
         self._sessions = {k: v for k, v in self._sessions.items() if not v.bridge.session.closed}
         self._sessions[visit.live_id] = visit
+
+    def _open(self, visit: LiveVisit) -> None:
+        self._remember(visit)
         visit.open()
         self._begin(visit)
 
@@ -495,7 +499,7 @@ class LiveRoutes:
         except BaseException:
             self._realtime.frontend.leave(visit, "the call could not be made")
             raise
-        self._sessions[visit.live_id] = visit
+        self._remember(visit)
         self._begin(visit)
         answer = {"session": {"id": visit.live_id}, "transport": {"type": "webrtc", "sdp": peer.answer_sdp}}
         return web.json_response(answer, status=201, headers={"Location": f"/v1/live/sessions/{visit.live_id}"})

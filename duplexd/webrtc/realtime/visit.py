@@ -261,7 +261,7 @@ class RealtimeVisit:
                     self.view.publish(news, frames)
             case CutFrames():
                 if self.view is not None:
-                    self.view.cut(news, self.peer.video if self.peer is not None else None)
+                    self.view.cut(news)
             case _:
                 self._note(news)
                 self.bridge.take(news, clock.now())

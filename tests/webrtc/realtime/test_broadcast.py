@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -79,7 +81,7 @@ class Station:
 
     async def connect(self, api: Api, path: str) -> Station:
         status, body, headers = await api.post(path, data=await self.offer(), headers=SDP)
-        assert (status, headers["Content-Type"].partition(";")[0]) == (201, "application/sdp"), body
+        assert (status, headers["Content-Type"]) == (201, "application/sdp"), body
         self.location = headers["Location"]
         await self.connection.setRemoteDescription(RTCSessionDescription(sdp=body.decode(), type="answer"))
         for _ in range(200):
@@ -143,8 +145,8 @@ def test_a_publisher_speaks_and_whoever_watches_hears_and_sees_the_answer() -> N
         assert len(flashes(first.frames)) >= 5
         assert len(flashes(second.frames)) >= 5
         # One encoding for both: what the encoder made is about what one of them got.
-        made = (await api.daemon.metrics())["duplexd_frontend_pictures_shown_total"]
-        assert made < 1.5 * len(first.frames)
+        made = (await api.daemon.metrics())["duplexd_frontend_pictures_sent_total"]
+        assert len(first.frames) / 1.5 < made < 1.5 * len(first.frames)
         assert await delete(api, second.location) == 200
         assert await delete(api, second.location) == 404
         assert await delete(api, publisher.location) == 200
@@ -192,6 +194,7 @@ def test_a_publisher_of_another_codec_is_heard_and_its_picture_declined() -> Non
         viewer = await Station(sends=False, video=False).connect(api, f"/v1/whep?session={session}")
         publisher.mic = beep24(700)
         assert (await until_words(viewer, 2))[:2] == [0, 1]
+        assert (await api.daemon.metrics())["duplexd_frontend_views"] == 0  # Who only listens has no face made.
         await viewer.close()
         await publisher.close()
         await api.until_empty()
@@ -314,6 +317,24 @@ def test_publishers_and_viewers_that_come_and_go_leave_nothing_behind() -> None:
     at_a_daemon(story)
 
 
+def test_views_end_with_a_session_whose_engine_died() -> None:
+    async def story(api: Api) -> None:
+        publisher = await Station(sends=True).connect(api, "/v1/whip")
+        session = publisher.location.rsplit("/", 1)[1]
+        viewer = await Station(sends=False).connect(api, f"/v1/whep?session={session}")
+        os.kill(api.daemon.engine_pid(), signal.SIGKILL)
+        await viewer.until_closed()
+        await publisher.until_closed()
+        metrics = await api.daemon.metrics()
+        assert (metrics["duplexd_frontend_sessions"], metrics["duplexd_frontend_viewers"]) == (0, 0)
+        assert await delete(api, viewer.location) == 404
+        assert await delete(api, publisher.location) == 404
+        for station in (publisher, viewer):
+            await station.close()
+
+    at_a_daemon(story)
+
+
 def test_what_cannot_be_published_or_watched_is_refused_with_the_status_that_says_why() -> None:
     async def story(api: Api) -> None:
         async def ask(path: str, offer: str, *, kind: str = "application/sdp") -> tuple[int, str, Any]:
@@ -340,13 +361,14 @@ def test_what_cannot_be_published_or_watched_is_refused_with_the_status_that_say
         assert (status, code) == (503, "busy")
         assert int(headers["Retry-After"]) > 0
         assert (await ask(f"/v1/whep?session={session}", sends))[0] in (400, 503)
-        for path in ("/v1/whip", publisher.location, "/v1/whep"):
-            for method in ("PATCH", "PUT", "GET"):
+        for path, trickles in (("/v1/whip", 405), (publisher.location, 501), ("/v1/whep", 405), ("/v1/whep/x", 501)):
+            for method, expected in (("PATCH", trickles), ("PUT", 405), ("GET", 405), ("HEAD", 405)):
                 async with api.http.request(method, api.url(path), data=b"a=candidate") as answer:
-                    assert answer.status == 405
+                    assert answer.status == expected
                     assert "OPTIONS" in answer.headers["Allow"]
             async with api.http.options(api.url(path)) as answer:
-                assert (answer.status, answer.headers["Accept-Post"]) == (204, "application/sdp")
+                posts = "application/sdp" if path.count("/") == 2 else None
+                assert (answer.status, answer.headers.get("Accept-Post")) == (200, posts)
         assert await delete(api, publisher.location) == 200
         await publisher.close()
         await api.until_empty()
@@ -370,7 +392,7 @@ def test_a_full_daemon_tells_a_publisher_when_to_come_again_and_nobody_comes_wit
         assert (status, int(headers["Retry-After"]) > 0) == (503, True)
         # A number is no secret: whoever holds a client secret does not watch others by it.
         receives = await Station(sends=False).offer()
-        for token, expected in ((secret["value"], {401}), ("t0ken", {201, 404})):
+        for token, expected in ((secret["value"], {403}), ("t0ken", {201, 404})):
             for path in ("/v1/whep?session=1", "/v1/whep?session=2"):
                 status, _, _ = await api.post(path, data=receives, headers=SDP, token=token)
                 assert status in expected
@@ -385,3 +407,4 @@ def test_servers_to_reach_the_daemon_by_are_links() -> None:
         '<stun:example.org:3478>; rel="ice-server"',
         '<turn:example.org:3478>; rel="ice-server"; username="me"; credential="secret"; credential-type="password"',
     ]
+    assert r'credential="a\"b\\"' in next(links(['turn:me:a"b\\@example.org:3478']))
