@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from duplexd.config import SESSIONS_MAX
+from duplexd.config import OWN_FACES, SESSIONS_MAX
 from duplexd.engine.process import load_plan
 from duplexd.errors import ConfigError
 from duplexd.memory.sizing import Footprint, Sizing, size
@@ -50,7 +50,7 @@ def footprint_of(model: str, options: dict[str, str]) -> Footprint:
             f"there is no model {model!r}; installed are {', '.join(families) or 'none'}; "
             f"published sizes are {', '.join(sorted(published)) or 'none'}"
         )
-    plan = load_plan(model, options)
+    plan = load_plan(model, {"face": OWN_FACES[model], **options} if model in OWN_FACES else options)
     return Footprint(plan.name, plan.partitions, plan.weights_bytes, plan.weights_held)
 
 

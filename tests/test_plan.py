@@ -57,7 +57,7 @@ def test_the_pair_that_no_single_card_holds_is_refused_with_its_sum(capsys: pyte
         (("--memory", "24GiB", "--model", "gpt"), "no model 'gpt'; installed are clock, pocket; published sizes are"),
         (("--memory", "24GiB", "--model", "clock", "--option", "fast"), "--option 'fast' is no NAME=VALUE"),
         (("--memory", "24GiB", "--model", "clock", "--option", "fast=1"), "model clock has no option fast"),
-        (("--memory", "1kB", "--model", "clock"), "one session 1.0 MB need 1.0 MB (1032960 bytes)"),
+        (("--memory", "1kB", "--model", "clock"), "one session 1.6 MB need 1.6 MB (1611008 bytes)"),
     ],
     ids=["no-unit", "no-number", "unknown-model", "no-value", "unknown-option", "too-small"],
 )

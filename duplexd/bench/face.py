@@ -25,7 +25,7 @@ from duplexd.media import tones
 from duplexd.units import NANOS_PER_MS, Nanos
 
 WHITE = 170  #: luma above this is a flash: the clock's face is 110 or 235, limited range
-OPEN = 0.045  #: dark share above which the pocket face's lips are apart
+OPEN = 0.02  #: dark share above which the pocket face's lips are apart
 PAIR_WITHIN = Nanos(240 * NANOS_PER_MS)  #: half of the clock's word: a tone and a flash further apart belong to others
 FRAMES_PER_SECOND = 25
 MOVED_WITHIN = Nanos(1000 * NANOS_PER_MS)  #: before a stop
@@ -36,7 +36,7 @@ QUERY = "auto=1&mic=0"
 TOPICS = ("Tell me about the ocean.", "What is the sun?", "Tell me about bees.", "What is music?")
 
 #: Keeps when each shown frame was due on the screen (ms of performance.now), its RTP timestamp, its middle's luma, and
-#: the share of dark pixels where the pocket face has its mouth: 0.03 at most with lips shut, 0.06 and more when open.
+#: the share of dark pixels where the pocket face has its mouth: at most 0.006 in ten idle seconds, 0.06 wide open.
 _WATCH = """() => {
     const video = document.getElementById("video");
     const pen = new OffscreenCanvas(64, 64).getContext("2d", { willReadFrequently: true });
