@@ -355,6 +355,7 @@ class AdvanceEpoch(Message, frozen=True):
     at: Ticks
     hold: int
     decided_at: Nanos
+    noticed_at: Nanos = Nanos(0)  #: when the voice that interrupts was noticed; 0: it was no voice
 
 
 class ResumePlayback(Message, frozen=True):

@@ -69,16 +69,16 @@ class Daemon(AsyncScoped):
 
     def engine_pid(self) -> int:
         """The engine process of this daemon. Raises RigError when it has none."""
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if parent == self.pid and "duplexd.engine.process" in (folder / "cmdline").read_text():
-                    return int(folder.name)
-        raise RigError(f"daemon {self.pid} has no engine process")
+        found = _child(self.pid, "duplexd.engine.process")
+        if found is None:
+            raise RigError(f"daemon {self.pid} has no engine process")
+        return found
 
     def processes(self) -> dict[str, int]:
-        """Process ids: the front end's and the engine's."""
-        return {"frontend": self.pid, "engine": self.engine_pid()}
+        """Process ids: the front end's, the engine's, and of what draws the face, if there is one."""
+        engine = self.engine_pid()
+        painter = _child(engine, "duplexd.models.face.painter")
+        return {"frontend": self.pid, "engine": engine} | ({} if painter is None else {"painter": painter})
 
     async def held(self) -> dict[str, float]:
         """What a session takes and must give back: threads, tasks, descriptors, slots and pages of both processes."""
@@ -126,3 +126,13 @@ class Daemon(AsyncScoped):
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+def _child(parent: int, program: str) -> int | None:
+    """The process of this parent that runs a program."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if found == parent and program in (folder / "cmdline").read_text():
+                return int(folder.name)
+    return None

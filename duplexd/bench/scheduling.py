@@ -157,6 +157,9 @@ class _Dialect:
     def instruct(self, text: str) -> list[int]:
         return self.words(text, first=True)
 
+    def sight(self, *, present: bool) -> list[int]:
+        return []
+
     def open_user(self) -> list[int]:
         return [2]
 

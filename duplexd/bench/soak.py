@@ -3,7 +3,8 @@
 1. One person talks without a break: a spoken question, a typed one that is stopped, a spoken one that is interrupted by
    voice. After each round, in silence, the memory of both processes is read (resident, shared memory included).
 2. Growth is the slope of a line through the second half of the readings: the first half fills caches.
-3. Then the page is opened and closed `connects` times. What is held with nobody there is compared with what was held
+3. Of each round: pictures that arrived a second, and how far the voice was ahead of them, by the browser's own measure.
+4. Then the page is opened and closed `connects` times. What is held with nobody there is compared with what was held
    after the first visit.
 """
 
@@ -18,8 +19,9 @@ import numpy as np
 
 from duplexd import clock
 from duplexd.bench import recordings
+from duplexd.bench.face import Eye, frames_between
 from duplexd.bench.programs import RigError
-from duplexd.bench.stage import Stage
+from duplexd.bench.stage import Stage, percentile
 from duplexd.units import NANOS_PER_SECOND
 
 REPLY_LIMIT_S = 20.0
@@ -52,6 +54,7 @@ async def bench(*, minutes: float, connects: int, model: str) -> dict[str, Any]:
             "unanswered": sum(int(reading["unanswered"]) for reading in readings),
             "connects": connects,
             "memory_mb": {name: _memory(readings, name) for name in stage.daemon.processes()},
+            "pictures": {name: _halves(readings, name) for name in ("fps", "skew_ms")},
             "not_returned": {name: [before[name], after[name]] for name in before if before[name] != after[name]},
             "held": after,
             "model": model,
@@ -62,15 +65,26 @@ async def bench(*, minutes: float, connects: int, model: str) -> dict[str, Any]:
 
 
 async def _talk(stage: Stage, minutes: float) -> list[dict[str, float]]:
-    began = clock.now()
+    began, eye = clock.now(), Eye(stage)
     readings: list[dict[str, float]] = []
     passed = 0.0
     while not readings or passed < minutes:
+        before = await eye.inbound()
         unanswered = await _round(stage, len(readings))
+        pictures = await _pictures(stage, before, await eye.inbound())
         memory = {name: resident_mb(pid) for name, pid in stage.daemon.processes().items()}
         passed = (clock.now() - began) / NANOS_PER_SECOND / 60
-        readings.append({"minute": round(passed, 2), "unanswered": unanswered, **memory})
+        readings.append({"minute": round(passed, 2), "unanswered": unanswered, **memory, **pictures})
     return readings
+
+
+async def _pictures(stage: Stage, before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    """Empty without a face."""
+    if not before or not after:
+        return {}
+    skew = await stage.page.evaluate("window.duplexd.sight?.skewMs ?? null")
+    figures = {"fps": round(frames_between(before, after)["fps"], 1)}
+    return figures | ({} if skew is None else {"skew_ms": round(float(skew), 1)})
 
 
 async def _round(stage: Stage, number: int) -> int:
@@ -101,6 +115,16 @@ def resident_mb(pid: int) -> float:
     found = _RESIDENT.search(Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return round(int(found.group(1)) * 1024 / 1e6, 1)
+
+
+def _halves(readings: list[dict[str, float]], name: str) -> dict[str, float | None]:
+    """Median of each half of the rounds."""
+    middle = len(readings) // 2
+    halves = {"first_half": readings[:middle], "second_half": readings[middle:]}
+    return {
+        half: percentile([reading[name] for reading in rounds if name in reading], 0.5)
+        for half, rounds in halves.items()
+    }
 
 
 def _memory(readings: list[dict[str, float]], name: str) -> dict[str, float]:

@@ -74,7 +74,7 @@ from duplexd.messages import (
 )
 from duplexd.streams.graph import ModelPlan, face_lanes
 from duplexd.streams.stage import FACE_ROLES, MoveJob, Role, StageSpec, ThinkJob
-from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
+from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks, ms_from_ticks
 
 PROGRESS_EVERY = Nanos(100 * NANOS_PER_MS)
 METRICS_EVERY = Nanos(NANOS_PER_SECOND)
@@ -137,6 +137,7 @@ class EngineCore:
         self._ready = False
         self._next_progress = Nanos(0)
         self._next_metrics = Nanos(0)
+        self._ended_heard = self._ended_wasted = Ticks(0)  # of the chunks of sessions that have ended
         self._watch_until = Nanos(0)  #: figures go on for a while after the last session, to show that all came back
         self._anchor = tuple(Dialogue(plan.dialect).anchor)
 
@@ -303,11 +304,19 @@ class EngineCore:
         self._slotless.pop(session.id, None)
         self._scheduler.forget(session.id)
         session.close()
+        self._count_ended(session)
         if session.in_flight:
             self._closing[session.id] = session
         self.monitor.count("sessions_closed")
         self._watch_until = Nanos(self._now + 3 * METRICS_EVERY)
         self._seat(self.residency.forget(session.id), self._now)
+
+    def _count_ended(self, session: Session) -> None:
+        """What it made and nobody has heard by now, nobody will."""
+        chunks = session.chunks
+        self._ended_heard = Ticks(self._ended_heard + chunks.heard_ticks)
+        unheard = chunks.discarded_ticks + sum(chunk.span.length for chunk in chunks.alive())
+        self._ended_wasted = Ticks(self._ended_wasted + unheard)
 
     def _touch(self, session: Session, now: Nanos) -> None:
         """Something about this session has changed: decide, then offer what it wants."""
@@ -730,8 +739,10 @@ class EngineCore:
         values["session_bytes_all"] = float(sum(one.arena + one.host for one in held))
         values["sessions_unlisted"] = float(len(held) - len(listed))
         chunks = [s.chunks for s in self.sessions.values()]
-        values["heard_ticks_open"] = float(sum(c.heard_ticks for c in chunks))
-        values["discarded_ticks_open"] = float(sum(c.discarded_ticks for c in chunks))
+        heard, discarded = sum(c.heard_ticks for c in chunks), sum(c.discarded_ticks for c in chunks)
+        values["heard_ticks_open"], values["discarded_ticks_open"] = float(heard), float(discarded)
+        values["heard_ms_total"] = ms_from_ticks(self._ended_heard + heard)
+        values["wasted_ms_total"] = ms_from_ticks(self._ended_wasted + discarded)
         return Metrics(values, tuple(listed))
 
     def _face_values(self, own: FaceStores) -> dict[str, float]:

@@ -32,13 +32,20 @@ class Exchange(msgspec.Struct, frozen=True):
     reply: str
     tokens: tuple[int, ...]
     response: int = 0  #: the reply's id; 0: it was told, not said
+    sight: bool | None = None  #: no turn, but that the person came into view (True) or left it (False)
 
 
 class Dialogue:
     """Tokens of a conversation in which the character remembers only what was heard."""
 
     def __init__(
-        self, dialect: Dialect, *, exchanges: Sequence[Exchange] = (), long_term: int = 0, instructions: str = ""
+        self,
+        dialect: Dialect,
+        *,
+        exchanges: Sequence[Exchange] = (),
+        long_term: int = 0,
+        instructions: str = "",
+        in_view: bool = False,
     ) -> None:
         self._dialect = dialect
         self.anchor = tuple(dialect.anchor())
@@ -46,12 +53,32 @@ class Dialogue:
         self._instructed = tuple(dialect.instruct(instructions)) if instructions else ()
         self.exchanges: list[Exchange] = list(exchanges)
         self.long_term = long_term  #: tokens behind the anchor that what slid out was folded into
+        self.in_view = in_view  #: the person, as it is now; told between turns
         self.user = ""  #: words of the open turn
         self.user_open = False
         self.replying = False
         self.reply: list[int] = []  #: tokens of the open reply
 
     # the person ----------------------------------------------------------------------------------------------------
+
+    def see(self, *, present: bool) -> bool:
+        """The person has come into view or left it. True when that is told now; within a turn it is told after it."""
+        self.in_view = present
+        return self._tell_sight()
+
+    def _tell_sight(self) -> bool:
+        """Only what has changed since it was told last: somebody who came and went unspoken to was not there."""
+        if self.user_open or self.replying:
+            return False
+        before = list(self.exchanges)
+        if self.exchanges and self.exchanges[-1].sight is not None:
+            self.exchanges.pop()
+        if self._told_in_view() != self.in_view and (tokens := self._dialect.sight(present=self.in_view)):
+            self.exchanges.append(Exchange("", "", tuple(tokens), sight=self.in_view))
+        return self.exchanges != before
+
+    def _told_in_view(self) -> bool:
+        return next((e.sight for e in reversed(self.exchanges) if e.sight is not None), False)
 
     def say(self, words: str) -> None:
         """The words of the open turn are these; opens a turn if none is."""
@@ -81,6 +108,7 @@ class Dialogue:
         tokens += self._dialect.close_reply()
         self.exchanges.append(Exchange(self.user, text, tuple(tokens), response))
         self.user, self.user_open, self.reply = "", False, []
+        self._tell_sight()
 
     # the client ----------------------------------------------------------------------------------------------------
 
@@ -92,9 +120,11 @@ class Dialogue:
     def recast(self, turns: Sequence[PastTurn]) -> None:
         """The closed exchanges are these; those the two have in common keep their tokens, and so their keys."""
         kept = 0
+        self.exchanges = [exchange for exchange in self.exchanges if exchange.sight is None]
         while kept < min(len(turns), len(self.exchanges)) and _says(self.exchanges[kept], turns[kept]):
             kept += 1
         self.exchanges[kept:] = [self._told(turn.user, turn.reply) for turn in turns[kept:]]
+        self._tell_sight()
 
     def _told(self, user: str, reply: str) -> Exchange:
         words = self._dialect.words
@@ -115,9 +145,9 @@ class Dialogue:
             self.exchanges[index] = self._said(exchange.user, response, tokens, text)
             return True
         del self.exchanges[index]
-        if index < len(self.exchanges):
-            after = self.exchanges[index]
-            self.exchanges[index] = self._rejoined(exchange.user, after)
+        after = next((i for i, e in enumerate(self.exchanges) if i >= index and e.sight is None), None)
+        if after is not None:
+            self.exchanges[after] = self._rejoined(exchange.user, self.exchanges[after])
         else:
             self.say(f"{exchange.user} {self.user}".strip())
         return True
@@ -153,6 +183,7 @@ class Dialogue:
     def forget_turn(self) -> None:
         """The open turn came to nothing."""
         self.user, self.user_open = "", False
+        self._tell_sight()
 
     # tokens --------------------------------------------------------------------------------------------------------
 
@@ -189,7 +220,11 @@ class Dialogue:
     def past(self) -> Dialogue:
         """What is closed of it: the instructions, the exchanges and what those before them were folded into."""
         return Dialogue(
-            self._dialect, exchanges=self.exchanges, long_term=self.long_term, instructions=self.instructions
+            self._dialect,
+            exchanges=self.exchanges,
+            long_term=self.long_term,
+            instructions=self.instructions,
+            in_view=self.in_view,
         )
 
     def slide(self) -> int:

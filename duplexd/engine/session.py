@@ -60,6 +60,7 @@ from duplexd.messages import (
     InputRefusal,
     LatencyMeasured,
     MediaArrived,
+    PersonSeen,
     Progress,
     PublishChunk,
     ReplyWanted,
@@ -142,6 +143,7 @@ class Contest(msgspec.Struct):
     answered: bool  #: the position is the listener's own
     audible: bool  #: something of the reply was there to be heard when the voice began
     answer_by: Nanos
+    noticed_at: Nanos = Nanos(0)  #: when the front end noticed the voice; 0: it is no voice
     branch: Context | None = None
     dialogue: Dialogue | None = None  #: what the dialogue would be after an advance
 
@@ -297,10 +299,17 @@ class Session:
             )
 
     def on_picture(self, fact: PictureFact, now: Nanos) -> None:
+        if isinstance(fact, PersonSeen):
+            self._see(present=fact.present)
         if self.face is not None:
             self.face.handle(fact, now)
         else:
             self._monitor.count("facts_about_no_face")
+
+    def _see(self, *, present: bool) -> None:
+        """The thinker is told between two turns. A guess or a branch supposes what was told when it was begun."""
+        if self.dialogue.see(present=present) and self.speculation is None and self.contest is None:
+            self._follow()
 
     def on_voice_started(self, fact: VoiceStarted, now: Nanos) -> None:
         if fact.source == "stop":
@@ -326,11 +335,12 @@ class Session:
         self._contest(fact, now)
 
     def _contest(self, fact: VoiceStarted, now: Nanos) -> None:
-        onset = fact.at
+        onset, noticed_at = fact.at, Nanos(0) if fact.source == "stop" else fact.onset_at
         if self.contest is not None:
             if self.contest.hold or not fact.hold:
                 return
-            onset = self.contest.onset  # The voice that could hold nothing so far does so now.
+            # The voice that could hold nothing so far does so now.
+            onset, noticed_at = self.contest.onset, self.contest.noticed_at or noticed_at
         foreign = fact.cursor.epoch != self.timeline.epoch
         position = self.timeline.reported if foreign else fact.cursor.position
         measured = fact.held and fact.source != "server" and not fact.assumed
@@ -344,6 +354,7 @@ class Session:
             answered=measured or not fact.held,
             audible=fact.held or self._plays,
             answer_by=Nanos(now + HOLD_ANSWER_MAX),
+            noticed_at=noticed_at,
         )
         self.timeline.held = fact.held
         if self.contest.answered:
@@ -1174,7 +1185,9 @@ class Session:
     def _confirm_speculation(self, speculation: Speculation, *, ended_at: Nanos, now: Nanos) -> None:
         """The turn has ended with these words: what was made for them is the reply, and goes out at once."""
         self.speculation = None
+        in_view = self.dialogue.in_view
         self.dialogue = speculation.dialogue
+        self.dialogue.see(present=in_view)
         reply = speculation.reply
         self._monitor.count("speculations_confirmed")
         self._accept(reply, ended_at=ended_at, now=now)
@@ -1298,7 +1311,7 @@ class Session:
         reply.move(ResponseState.CANCELLING)
         self._emit_response()
         self._emit_history(reply, heard, ambiguous=ambiguous, estimated=contest.assumed, final=True)
-        self._cut_timeline(at, hold=contest.hold, now=now)
+        self._cut_timeline(at, hold=contest.hold, now=now, noticed_at=contest.noticed_at)
         branch, contest.branch = contest.branch, None
         reply.move(ResponseState.CANCELLED)
         self._emit_response("interrupted")
@@ -1315,10 +1328,10 @@ class Session:
         self.contest = None
         self._end_reply(reply, heard, now=now, words=stable)
 
-    def _cut_timeline(self, at: Ticks, *, hold: int, now: Nanos) -> None:
+    def _cut_timeline(self, at: Ticks, *, hold: int, now: Nanos, noticed_at: Nanos = Nanos(0)) -> None:
         self._drop_chunks(self.chunks.interrupt(at))
         self.timeline.advance(at)
-        self._emit(AdvanceEpoch(self.id, self.timeline.epoch, at, hold, now))
+        self._emit(AdvanceEpoch(self.id, self.timeline.epoch, at, hold, now, noticed_at))
         if self.face is not None:
             self.face.advance(self.timeline.epoch, at)
 

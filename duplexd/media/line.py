@@ -67,6 +67,7 @@ INPUT_LOST_AFTER = Nanos(700 * NANOS_PER_MS)
 ECHO_GAIN_CANCELLED = 0.01  #: strongest echo assumed behind a canceller, as power: -20 dB (measured: -62 dB)
 _BLOCK = ticks_from_samples(BLOCK_SAMPLES, INPUT_RATE)
 TEXTS_MAX = 4  #: typed turns that wait for a cut; at the bound they all stop waiting, oldest first
+MEASURED_MAX = 16  #: durations kept for whoever counts them; the oldest are lost
 REHOLD_AFTER = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
 
 
@@ -112,6 +113,7 @@ class Hold(msgspec.Struct):
     since: Nanos
     position: Ticks
     epoch: Epoch
+    is_answered: bool = False  #: the page has muted itself for it
     is_cut: bool = False  #: the client stopped the reply: whatever the engine says, its rest is not played
 
 
@@ -182,6 +184,10 @@ class Line:
         self._after_advance: deque[TextArrived] = deque()
         self._latency: LatencyMeasured | None = None
         self._sent_at = Nanos(0)
+        #: what was measured lately, for whoever counts and clears it: end of a turn -> first sound of its reply in the
+        #: track; order to a page -> it has muted itself
+        self.first_sounds: deque[Nanos] = deque(maxlen=MEASURED_MAX)
+        self.stops: deque[Nanos] = deque(maxlen=MEASURED_MAX)
         self._seen = False
         self._voicing: Epoch | None = None  #: of the sound the engine has been told the place of
         self._placed: VoicePlaced | None = None  #: what it was told last
@@ -386,6 +392,9 @@ class Line:
         if self.hold is None or self.hold.hold != hold:
             return
         place = self.playout.place(self._clamp(at.pts))
+        if not self.hold.is_answered:
+            self.hold.is_answered = True
+            self.stops.append(Nanos(now - self.hold.since))
         if place is not None and place.epoch == self.hold.epoch:
             self.hold.position = place.position
         self._out.append(HoldAnswered(self.session, hold, self._cursor(place, now), _bound(place, at.bound)))
@@ -463,6 +472,10 @@ class Line:
         """The engine's part of a turn's latency; the rest is added when its first sample has been heard."""
         self._latency, self._sent_at = news, Nanos(0)
 
+    def _note_first_sound(self, news: LatencyMeasured, now: Nanos) -> None:
+        self._sent_at = now
+        self.first_sounds.append(Nanos(now - news.ended_at))
+
     # The transport and the clock -----------------------------------------------------------------------------------
 
     def pull(self, pts: int, now: Nanos) -> Pcm:
@@ -473,7 +486,7 @@ class Line:
         if self._echo is not None and frame.any():
             self._echo.play(_at_input_rate(frame, self.playout.rate), self._input_index(now))
         if self._latency is not None and self._sent_at == 0 and not self.playout.held and frame.any():
-            self._sent_at = now
+            self._note_first_sound(self._latency, now)
         if self._first_sound_at is None and frame.any():
             self._first_sound_at = now
         return frame
@@ -532,7 +545,7 @@ class Line:
             sound = _at_input_rate(taken.pcm, self.playout.rate)
             self._echo.play(sound, self._input_index(Nanos(now + ahead)))
         if self._latency is not None and self._sent_at == 0:
-            self._sent_at = now
+            self._note_first_sound(self._latency, now)
         self._first_sound_at = self._first_sound_at or now
         return taken
 

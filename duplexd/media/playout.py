@@ -85,6 +85,7 @@ class Playout:
         self.stale_samples = 0  #: content sent after its epoch had ended: always 0, counted where it would leave
         self.underruns = 0  #: times the content ran out before the reply's last chunk
         self.underrun_ticks = 0
+        self.gaps = 0  #: silences inside a reply that have ended in sound; never falls, as `underruns` may
         self._ticks_per_sample = int(ticks_from_samples(1, rate))
         self._frame = FRAME // self._ticks_per_sample
         self._queue: deque[Piece] = deque()
@@ -195,6 +196,7 @@ class Playout:
         taken = Taken(piece.start, piece.pcm)
         if 0 <= self._taken_until < pts:
             self.underruns += 1
+            self.gaps += 1
             self.underrun_ticks += pts - self._taken_until
         self._note(pts, piece, len(piece.pcm))
         over = not self._queue and not self._expecting
@@ -234,6 +236,7 @@ class Playout:
         """A gap inside a reply is counted, with its length (an underrun a person can hear)."""
         if self._starved_at is not None and (filled or not self._expecting):
             self.underrun_ticks += pts - self._starved_at
+            self.gaps += filled > 0
             self._starved_at = None
         if filled < self._frame and self._expecting and self._starved_at is None and self._log:
             self._starved_at = pts + filled * self._ticks_per_sample

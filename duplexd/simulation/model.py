@@ -184,6 +184,9 @@ class SimDialect:
     def instruct(self, text: str) -> list[int]:
         return self.words(text, first=True)
 
+    def sight(self, *, present: bool) -> list[int]:
+        return []
+
     def open_user(self) -> list[int]:
         return [OPEN_USER]
 

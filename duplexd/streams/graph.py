@@ -26,8 +26,9 @@ class TextStream(Protocol):
 class Dialect(Protocol):
     """Tokens of a conversation: the template of a thinker, as pure functions of text.
 
-    A conversation is `anchor [instruct] (open_user words close_user_open_reply reply close_reply)*`. Words are given
-    piecewise as they become stable: the ids of "a b" followed by those of "c" (not first) are the ids of "a b c".
+    A conversation is `anchor [instruct] ([sight] open_user words close_user_open_reply reply close_reply)*`. Words are
+    given piecewise as they become stable: the ids of "a b" followed by those of "c" (not first) are the ids of "a b c".
+    `sight` says, between two turns, that the person came into view or left it; empty: this thinker is not told.
     """
 
     stop: tuple[int, ...]
@@ -35,6 +36,8 @@ class Dialect(Protocol):
     def anchor(self) -> list[int]: ...
 
     def instruct(self, text: str) -> list[int]: ...
+
+    def sight(self, *, present: bool) -> list[int]: ...
 
     def open_user(self) -> list[int]: ...
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, Protocol, TypeVar
@@ -80,10 +80,13 @@ from duplexd.units import (
     ticks_from_nanos,
 )
 from duplexd.webrtc import wire
+from duplexd.webrtc.audience import Audience
 from duplexd.webrtc.camera import CameraReceiver
+from duplexd.webrtc.figures import Figures
 from duplexd.webrtc.peer import IceServer, MessageFault, Peer, PeerConfig, Sight
 from duplexd.webrtc.supervisor import EngineState, Supervisor
-from duplexd.webrtc.video import Still, i420, portrait
+from duplexd.webrtc.tracks import MediaClock
+from duplexd.webrtc.video import Still, VideoTrack, i420, portrait
 from duplexd.webrtc.view import View
 
 REPEATS_S = (0.02, 0.06)
@@ -94,7 +97,7 @@ RETRY_AFTER_S = 5
 STALL_BYTES = 262_144  #: this much unread on the reliable channel gates generation
 PASSED_MAX_MS = 100.0  #: what a page may claim to have played of a packet of 20 ms, or to be wrong by
 BOUND_MIN_MS = 5.0  #: sound leaves the jitter buffer in steps of 10 ms: nobody knows better than half of one
-PLAYOUT_COUNTS = ("stale_samples", "underruns", "underrun_ticks", "dropped_samples", "sent_samples")
+PLAYOUT_COUNTS = ("stale_samples", "underruns", "underrun_ticks", "gaps", "dropped_samples", "sent_samples")
 #: Response states as the page knows them.
 PAGE_STATES = {
     ResponseState.ACCEPTED: "created",
@@ -124,6 +127,10 @@ class Guest(Protocol):
     lateness: Lateness
     progress: Progress | None
     shown_state: str
+    peer: Peer | None
+    view: View | None  #: None: its client is shown no face
+    eye: CameraReceiver | None  #: None: no camera is looked at
+    audience: Audience | None  #: None: nobody has watched it yet
 
     def take(self, news: Any) -> None: ...
 
@@ -157,8 +164,9 @@ class Visit:
         self.shown_state = "listening"
         self.view: View | None = None  #: None: the model has no face
         self.eye: CameraReceiver | None = None  #: None: no camera is looked at
+        self.audience: Audience | None = None
         if owner.has_face:
-            self.view = View(session, line, owner.supervisor.send)
+            self.view = owner.view(session, line)
             self.eye = owner.eye(self.on_person)
         self._owner = owner
         self._order_id = 0
@@ -185,7 +193,7 @@ class Visit:
 
     def sight(self) -> Sight:
         """Where the peer's pictures come from."""
-        return self._owner.still_sight() if self.view is None else self._owner.sight(self.view)
+        return self._owner.sight(self.view)
 
     def tick(self, now: Nanos) -> None:
         self.line.tick(now)
@@ -203,8 +211,7 @@ class Visit:
         if self.eye is not None:
             self.eye.tick(now)
         if self.view is not None and self.peer is not None:
-            track = self.peer.video if self.peer.is_connected else None
-            self.view.tick(track, self.peer.clock.origin, now)
+            tick_view(self.view, self.peer, self.audience, now)
             self._tell_clocks()
 
     def _tell_clocks(self) -> None:
@@ -469,6 +476,13 @@ class Visit:
             self.admitted.cancel()
 
 
+def tick_view(view: View, peer: Peer, audience: Audience | None, now: Nanos) -> None:
+    """A session's face is on the track of its own client, or on one for its viewers alone."""
+    track = peer.video if peer.video is not None or audience is None else audience.own_face
+    watched = audience is not None and audience.count > 0
+    view.tick(track if peer.is_connected else None, peer.clock.origin, now, watched=watched)
+
+
 class Frontend:
     """All visits of one daemon."""
 
@@ -477,6 +491,7 @@ class Frontend:
         self.supervisor = Supervisor(config, on_news=self._on_news, on_gone=self._on_engine_gone)
         self.visits: dict[SessionId, Guest] = {}
         self.counts: Counter[str] = Counter()
+        self.figures = Figures()
         self._left: Counter[str] = Counter()  #: what the playouts of ended sessions counted
         self._left_pictures: Counter[str] = Counter()  #: and their pictures
         self._left_cameras: Counter[str] = Counter()  #: and their cameras
@@ -526,11 +541,13 @@ class Frontend:
             await asyncio.sleep(max(0.0, due - loop.time()))
             lag = loop.time() - due
             self.loop_lag_ms.append(1000 * max(0.0, lag))
+            self.figures.loop_lag_ms.observe(1000 * max(0.0, lag))
             if lag > 1.0:
                 due = loop.time()  # A stall is not made up for by a burst.
             now = clock.now()
             for visit in list(self.visits.values()):
                 self._guarded(visit, visit.tick, now)
+                self.figures.note_line(visit.line)
             self.supervisor.watch(now, busy=bool(self.visits))
 
     # Sessions -----------------------------------------------------------------------------------------
@@ -663,6 +680,9 @@ class Frontend:
         log.info("session %d ended: %s", visit.session, reason)
         self.counts["sessions_ended"] += 1
         visit.cancel_timers()
+        if visit.audience is not None:
+            visit.audience.close(reason)
+        self.figures.note_line(visit.line)
         self._left.update(_playout_counts(visit))
         self._left_pictures.update(_picture_counts(visit))
         self._left_cameras.update(_camera_counts(visit))
@@ -674,7 +694,11 @@ class Frontend:
                 await asyncio.sleep(0.1)  # The client learns the reason before the channel goes.
             await visit.hang_up(reason)
 
-        task = asyncio.get_running_loop().create_task(close())
+        self.later(close())
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that ends; the daemon waits for it before it stops."""
+        task = asyncio.get_running_loop().create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -696,7 +720,7 @@ class Frontend:
     @property
     def view_count(self) -> int:
         """How many people see a face now."""
-        return sum(isinstance(v, Visit) and v.view is not None and v.view.shown for v in self.visits.values())
+        return sum(v.view is not None and v.view.shown for v in self.visits.values())
 
     def picture_counts(self) -> Counter[str]:
         """What became of all frames of all sessions."""
@@ -708,7 +732,7 @@ class Frontend:
     @property
     def person_count(self) -> int:
         """How many sessions' cameras show somebody now."""
-        return sum(isinstance(v, Visit) and v.eye is not None and v.eye.sees_somebody for v in self.visits.values())
+        return sum(v.eye is not None and v.eye.sees_somebody for v in self.visits.values())
 
     def camera_counts(self) -> Counter[str]:
         total = Counter(self._left_cameras)
@@ -723,6 +747,8 @@ class Frontend:
         if session is None:
             return
         visit = self.visits.get(session)
+        if isinstance(news, Progress):
+            self.figures.note_progress(news)
         if visit is not None:
             self._guarded(visit, visit.take, news)
         elif isinstance(news, PublishChunk):
@@ -731,7 +757,9 @@ class Frontend:
             self.supervisor.send(PicturesFreed((news.slot,)))
 
     def note_advance(self, news: AdvanceEpoch) -> None:
-        self.advance_ms.append((clock.now() - news.decided_at) / NANOS_PER_MS)
+        now = clock.now()
+        self.advance_ms.append((now - news.decided_at) / NANOS_PER_MS)
+        self.figures.note_advance(news, now)
 
     def note_reply(self, news: LatencyMeasured) -> None:
         self.reply_ms.append((clock.now() - news.ended_at) / NANOS_PER_MS)
@@ -786,12 +814,39 @@ class Frontend:
     def eye(self, on_person: Callable[[Sighting], None]) -> CameraReceiver | None:
         return CameraReceiver(on_person, finder=self._finder, pool=self._camera_pool) if self._finder else None
 
-    def sight(self, view: View) -> Sight:
+    def view(self, session: SessionId, line: Line) -> View | None:
+        """What this session's client may see; None when the model has no face."""
+        return View(session, line, self.supervisor.send) if self.has_face else None
+
+    def sight(self, view: View | None) -> Sight:
+        """Where a peer's pictures come from: for a model without a face, a portrait that never moves."""
+        if view is None:
+            return Sight(Still(self._portrait), self._video_pool, shown=True)
         return Sight(view.look, self._video_pool)
 
-    def still_sight(self) -> Sight:
-        """A portrait that never moves, for models without a face."""
-        return Sight(Still(self._portrait), self._video_pool, shown=True)
+    def face(self, view: View | None, media_clock: MediaClock) -> VideoTrack:
+        """A track for viewers of a session whose client is sent no face."""
+        sight = self.sight(view)
+        track = VideoTrack(media_clock, sight.look, pool=sight.pool)
+        if sight.shown:
+            track.show()
+        return track
+
+    def audience(self, guest: Guest) -> Audience:
+        """Who watches a session. Raises Refused when it has no track that could be watched."""
+        if guest.audience is None:
+            peer = guest.peer
+            if peer is None:
+                said = "this session's sound leaves by a WebSocket, as fast as it is made; only tracks can be watched"
+                raise Refused(409, "no_track", said)
+            guest.audience = Audience(
+                clock=peer.clock, voice=peer.voice, face=peer.video, make_face=lambda at: self.face(guest.view, at)
+            )
+        return guest.audience
+
+    @property
+    def viewer_count(self) -> int:
+        return sum(visit.audience.count for visit in self.visits.values() if visit.audience is not None)
 
     def _guarded(self, visit: Guest, act: Callable[[Any], None], argument: Any) -> None:
         """A fault in one visit ends that visit: its neighbours' news and deadlines go on (DESIGN §5 rule 10)."""
@@ -815,7 +870,7 @@ def _playout_counts(visit: Guest) -> dict[str, int]:
 
 
 def _camera_counts(visit: Guest) -> dict[str, int]:
-    if not isinstance(visit, Visit) or visit.eye is None:
+    if visit.eye is None:
         return {}
     counts: dict[str, int] = msgspec.structs.asdict(visit.eye.counts)
     return counts
@@ -823,7 +878,7 @@ def _camera_counts(visit: Guest) -> dict[str, int]:
 
 def _picture_counts(visit: Guest) -> dict[str, int]:
     """Of the queue of frames, of the track that sends them, and of the page that shows them."""
-    if not isinstance(visit, Visit) or visit.view is None:
+    if visit.view is None:
         return {}
     counts: dict[str, int] = msgspec.structs.asdict(visit.view.pictures.counts)
     if visit.peer is not None and visit.peer.video is not None:

@@ -11,6 +11,9 @@
 3. An exception of a callback is a fault of this session: it is logged and closes this peer, never its neighbours.
 4. No address outside is contacted unless configured (aiortc alone would ask a public STUN server).
 5. `close` takes at most `close_timeout_ns`, then cuts: aiortc's own close can wait for ever (aiortc#283).
+6. Voice and face are two media streams for the page, which brings the picture to the voice itself: of one stream a
+   browser delays the voice until a late picture has come. Stock clients play the stream of the newest track and leave
+   the lips to the browser: for them both are one (`PeerConfig.one_stream`).
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from duplexd import clock
 from duplexd.errors import ConfigError, InputRefused
 from duplexd.units import NANOS_PER_SECOND, TICKS_PER_SECOND, Nanos, ms_from_ticks
 from duplexd.webrtc import camera, wire
+from duplexd.webrtc.audience import Relay, RelayFace
 from duplexd.webrtc.camera import CameraReceiver
 from duplexd.webrtc.receive import Deliver, ReceiveCounts, VoiceReceiver, install
 from duplexd.webrtc.sdp import check_offer, clean_offer, finish_answer, takes_vp8
@@ -72,6 +76,9 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True):
     fast_backlog_bytes: int = 16_384  #: above it, messages that may be dropped are dropped
     reliable_backlog_bytes: int = 1_048_576  #: above it, the peer is closed
     bitrate: int = 32_000  #: of the voice
+    hears: bool = True  #: takes a voice; False: for one who only watches
+    speaks: bool = True  #: sends voice and face; False: to one who only publishes
+    one_stream: bool = False  #: voice and face in one media stream, for clients that know no other (module rule 6)
 
 
 class MessageFault(msgspec.Struct, frozen=True):
@@ -206,6 +213,7 @@ class Peer:
         on_open: Callable[[str], None] | None = None,
         sight: Sight | None = None,
         eye: CameraReceiver | None = None,
+        relay: Relay | None = None,
     ) -> None:
         self._config = config
         self._on_message = on_message
@@ -214,8 +222,10 @@ class Peer:
         self._sight = sight
         self._eye = eye
         self.takes_camera = False  #: whether the page may send one
-        self.clock = MediaClock()
-        self._voice = VoiceTrack(self.clock, pull_audio, on_fault=self._fault_in("playout"), bitrate=config.bitrate)
+        self._relay = relay
+        self.clock = MediaClock() if relay is None else relay.clock
+        self.voice = VoiceTrack(self.clock, pull_audio, on_fault=self._fault_in("playout"), bitrate=config.bitrate)
+        self._voice = self.voice if relay is None else relay.voice
         self.video: VideoTrack | None = None  #: the face, if the offer takes one; hidden until somebody shows it
         self._connection = RTCPeerConnection(_rtc_configuration(config.ice_servers))
         self._receiver: VoiceReceiver | None = None
@@ -241,6 +251,7 @@ class Peer:
         on_open: Callable[[str], None] | None = None,
         sight: Sight | None = None,
         eye: CameraReceiver | None = None,
+        relay: Relay | None = None,
     ) -> Peer:
         """Answer an offer. `answer_sdp` is complete (all candidates); the media path comes up once it is applied.
 
@@ -248,11 +259,12 @@ class Peer:
                  on_message(label, text or MessageFault): in order per reliable channel; pings are answered here.
                  on_closed(reason): once, whoever closed. on_open(label): a channel of `config.labels` has opened.
                  sight: where the face comes from, if the offer takes video; None: no video is sent.
-                 eye: takes the page's camera, if the offer has one beside the face; None: it is not taken.
+                 eye: takes the page's camera, if the offer has one; None: it is not taken.
+                 relay: packets of another session to send instead of a voice and a face of its own.
         Raises:  InputRefused with a sentence, ConfigError if no local address can be offered; then nothing is left
                  behind and `on_closed` is not called.
         """
-        check_offer(offer_sdp)
+        check_offer(offer_sdp, receives=config.speaks)
         assert isinstance(offer_sdp, str)
         peer = cls(
             config=config,
@@ -263,6 +275,7 @@ class Peer:
             on_open=on_open,
             sight=sight,
             eye=eye,
+            relay=relay,
         )
         try:
             await peer._answer(clean_offer(offer_sdp))
@@ -342,7 +355,11 @@ class Peer:
         connection = self._connection
         connection.on("connectionstatechange", self._connection_changed)
         connection.on("datachannel", self._channel_opened)
-        transceiver = connection.addTransceiver(self._voice, direction="sendrecv")
+        direction = {(True, True): "sendrecv", (True, False): "recvonly", (False, True): "sendonly"}[
+            self._config.hears, self._config.speaks
+        ]
+        voice = self._voice
+        transceiver = connection.addTransceiver(voice if self._config.speaks else "audio", direction=direction)
         transceiver.setCodecPreferences(_codecs("audio/opus"))
         # Before the offer is applied: afterwards aiortc would heed no preference, and our frames are VP8 only.
         face = connection.addTransceiver("video", direction="sendonly") if takes_vp8(offer_sdp) else None
@@ -350,10 +367,11 @@ class Peer:
             face.setCodecPreferences(_codecs("video/vp8", "video/rtx"))
         await self._apply(offer_sdp)
         check_sender(transceiver.sender)
-        self._voice.sender = transceiver.sender
-        voice = self._voice
-        report_by(self.clock, transceiver.sender, rate=TICKS_PER_SECOND, origin=lambda: voice.rtp_origin)
-        self._receiver = install(transceiver.receiver, self._deliver, on_fault=self._fault_in("the listener"))
+        if self._config.speaks:
+            voice.sender = transceiver.sender
+            report_by(self.clock, transceiver.sender, rate=TICKS_PER_SECOND, origin=lambda: voice.rtp_origin)
+        if self._config.hears:
+            self._receiver = install(transceiver.receiver, self._deliver, on_fault=self._fault_in("the listener"))
         self._direct_others(transceiver)
         if face is not None:
             self._direct_face(face)
@@ -388,23 +406,37 @@ class Peer:
 
     def _direct_face(self, transceiver: Any) -> None:
         """Send the face where it is wanted, and take the camera beside it where somebody looks."""
-        if self._sight is None or transceiver._offerDirection not in ("sendonly", "sendrecv"):
+        asked = transceiver._offerDirection  # As seen from here.
+        if self._eye is not None and asked == "recvonly":
+            self._take_camera(transceiver, direction="recvonly")
+        track = self._make_face() if asked in ("sendonly", "sendrecv") else None
+        if track is None:
             return
-        track = self.video = VideoTrack(self.clock, self._sight.look, pool=self._sight.pool)
         check_sender(transceiver.sender)
         track.attach(transceiver.sender)
         report_by(self.clock, transceiver.sender, rate=VIDEO_RATE, origin=lambda: track.rtp_origin)
-        if self._sight.shown:
-            track.show()
         transceiver.sender.replaceTrack(track)
-        # A stream of its own: of one stream a browser delays the voice until a late picture has come. The page brings
-        # the picture to the voice instead, and the voice waits for nobody.
-        transceiver.sender._stream_id = str(uuid.uuid4())
+        if not self._config.one_stream:
+            transceiver.sender._stream_id = str(uuid.uuid4())  # Module rule 6: the voice waits for nobody.
         transceiver.direction = "sendonly"
-        if self._eye is not None and transceiver._offerDirection == "sendrecv":
-            camera.install(transceiver.receiver, self._eye)
-            transceiver.direction = "sendrecv"
-            self.takes_camera = True
+        if self._eye is not None and asked == "sendrecv":
+            self._take_camera(transceiver, direction="sendrecv")
+
+    def _make_face(self) -> VideoTrack | RelayFace | None:
+        if self._relay is not None:
+            return self._relay.face
+        if self._sight is None:
+            return None
+        self.video = VideoTrack(self.clock, self._sight.look, pool=self._sight.pool)
+        if self._sight.shown:
+            self.video.show()
+        return self.video
+
+    def _take_camera(self, transceiver: Any, *, direction: str) -> None:
+        assert self._eye is not None
+        camera.install(transceiver.receiver, self._eye)
+        transceiver.direction = direction
+        self.takes_camera = True
 
     # Watching -------------------------------------------------------------------------------------------------------
 
@@ -549,6 +581,9 @@ class Peer:
             logger.warning("aiortc failed to close: %r", error)
             await _cut(self._connection)
         self._voice.stop()
+        self.voice.stop()
+        if self._relay is not None:
+            self._relay.face.stop()
         if self.video is not None:
             self.video.stop()
 

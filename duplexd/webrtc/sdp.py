@@ -30,15 +30,18 @@ _ANSWERABLE = ("audio", "video", "application")
 _DIRECTIONS = ("a=sendrecv", "a=sendonly", "a=recvonly", "a=inactive")
 
 
-def check_offer(sdp: object) -> None:
-    """Raises InputRefused, with a sentence, for an offer that cannot become a session."""
+def check_offer(sdp: object, *, receives: bool = True) -> None:
+    """Raises InputRefused, with a sentence, for an offer that cannot become a session.
+
+    Args:    receives: whoever offers is to receive a voice; False: to send one.
+    """
     if not isinstance(sdp, str) or not sdp.startswith("v=0"):
         raise InputRefused('The offer is not an SDP: it must be a text that begins with "v=0".')
     if len(sdp) > OFFER_BYTES_MAX or len(sdp.encode(errors="replace")) > OFFER_BYTES_MAX:
         raise InputRefused(f"The offer has more than {OFFER_BYTES_MAX} bytes; a browser's has about 6000.")
     sections = _sections(sdp.splitlines())
     _check_sections(sections)
-    _check_voice(sections)
+    _check_voice(sections, receives=receives)
     _check_candidates(sdp)
 
 
@@ -89,13 +92,16 @@ def _check_sections(sections: list[list[str]]) -> None:
         raise InputRefused("The offer has more than one data channel section.")
 
 
-def _check_voice(sections: list[list[str]]) -> None:
+def _check_voice(sections: list[list[str]], *, receives: bool) -> None:
     audio = [section for section in sections if section[0].startswith("m=audio")]
     if not audio:
         raise InputRefused("The offer has no audio section; a session needs one, at least recvonly.")
     if not any(_OPUS.match(line) for line in audio[0]):
         raise InputRefused("The audio section of the offer lacks opus/48000, the only voice codec served here.")
-    if _direction(audio[0]) in ("a=sendonly", "a=inactive"):
+    direction = _direction(audio[0])
+    if not receives and direction in ("a=recvonly", "a=inactive"):
+        raise InputRefused("The audio section of the offer does not send; it must be sendonly or sendrecv.")
+    if receives and direction in ("a=sendonly", "a=inactive"):
         raise InputRefused("The audio section of the offer does not receive; it must be sendrecv or recvonly.")
 
 

@@ -32,6 +32,7 @@ from duplexd import __version__
 from duplexd.config import Config, is_loopback
 from duplexd.errors import DuplexdError, InputRefused
 from duplexd.ids import SessionId
+from duplexd.webrtc.figures import prometheus
 from duplexd.webrtc.frontend import RETRY_AFTER_S, Frontend, Refused, ice_server
 from duplexd.webrtc.peer import guard_loop
 from duplexd.webrtc.realtime.errands import Errands
@@ -44,6 +45,8 @@ BODY_BYTES_MAX = 26_000_000  #: a recording to transcribe; offers and settings h
 PAGE_FILES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POOL_THREADS = 4
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+#: Counters of the engine that are told as such, by the name they are counted under.
+ENGINE_TOTALS = {"misses_total": "chunks_late", "miss_ms_total": "chunks_late_ms", "starved_total": "works_starved"}
 TICKS_PER_SAMPLE = 2  #: of the voice's 24 kHz
 HEADERS = {
     "Cache-Control": "no-cache",
@@ -160,7 +163,8 @@ class Server:
         return web.json_response({"engine": state.value, "sessions": len(self.frontend.visits)}, status=status)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(text=prometheus(self.values()), headers={"Content-Type": PROMETHEUS})
+        text = prometheus(self.values()) + self.frontend.figures.text()
+        return web.Response(text=text, headers={"Content-Type": PROMETHEUS})
 
     async def watch(self, request: web.Request) -> web.Response:
         self._authorise(request)
@@ -178,7 +182,10 @@ class Server:
         lag = sorted(frontend.loop_lag_ms) or [0.0]
         late = sorted(ms for visit in frontend.visits.values() for ms in visit.lateness.excess_ms()) or [0.0]
         playouts = frontend.playout_counts()
-        values = {f"engine_{name}": value for name, value in frontend.supervisor.metrics.items()}
+        engine = frontend.supervisor.metrics
+        values = {f"engine_{name}": value for name, value in engine.items()}
+        values |= _by_class(engine)
+        values |= {f"engine_{told}": engine.get(counted, 0.0) for told, counted in ENGINE_TOTALS.items()}
         for held in frontend.supervisor.session_bytes:
             values[f'engine_session_arena_bytes{{session="{held.session}"}}'] = float(held.arena)
             values[f'engine_session_host_bytes{{session="{held.session}"}}'] = float(held.host)
@@ -192,10 +199,14 @@ class Server:
         sent = playouts["sent_samples"]
         values |= {
             "frontend_sent_samples_total": float(sent),
+            "frontend_dropped_samples_total": float(playouts["dropped_samples"]),
+            "frontend_gaps_total": float(playouts["gaps"]),
+            "frontend_gap_ms_total": playouts["underrun_ticks"] / 48.0,
             "frontend_waste": playouts["dropped_samples"] / max(1, sent + playouts["dropped_samples"]),
             "frontend_continuity": 1.0 - min(1.0, playouts["underrun_ticks"] / max(1, sent * TICKS_PER_SAMPLE)),
             "realtime_calls": float(len(self.realtime.calls)),
             "frontend_sessions": float(len(frontend.visits)),
+            "frontend_viewers": float(frontend.viewer_count),
             "frontend_tasks": float(len(asyncio.all_tasks())),
             "frontend_loop_lag_ms_p50": lag[len(lag) // 2],
             "frontend_loop_lag_ms_p99": lag[len(lag) * 99 // 100],
@@ -214,17 +225,14 @@ class Server:
         return values
 
 
-def prometheus(values: Mapping[str, float]) -> str:
-    """Text exposition format 0.0.4. What is no gauge says so in its name; a name may carry labels."""
-    lines, told = [], ""
-    for name, value in sorted(values.items()):
-        base = name.partition("{")[0]
-        if base != told:
-            lines.append(f"# TYPE duplexd_{base} {'counter' if base.endswith('_total') else 'gauge'}\n")
-            told = base
-        # Whole numbers of bytes stay whole: six digits, as `g` has by itself, would round them.
-        lines.append(f"duplexd_{name} {value:.15g}\n")
-    return "".join(lines)
+def _by_class(engine: Mapping[str, float]) -> dict[str, float]:
+    """What the caches hold, by class, with the class as a label."""
+    return {
+        f'engine_kv_{unit}{{class="{name.removeprefix(unit + "_")}"}}': value
+        for name, value in engine.items()
+        for unit in ("bytes", "tokens")
+        if name.startswith(f"{unit}_")
+    }
 
 
 def _p95(values: Iterable[float]) -> float:

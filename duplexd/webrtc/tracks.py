@@ -123,6 +123,7 @@ class VoiceTrack(MediaStreamTrack):  # type: ignore[misc]
         self._returned: Ticks | None = None
         self.sender: Any = None  #: the aiortc sender it feeds; without one `rtp_origin` stays unknown
         self.rtp_origin: int | None = None  #: RTP timestamp of pts 0, known once the first packet has left
+        self.on_packet: Callable[[av.Packet], None] | None = None  #: sees every packet
         self.packet_count = 0
         self.skipped_count = 0  #: packets not sent because the loop stalled
         self.fault_count = 0  #: frames that `pull` failed to give
@@ -138,6 +139,8 @@ class VoiceTrack(MediaStreamTrack):  # type: ignore[misc]
         packet = self._encoder.encode(self._frame(pts), pts=pts)
         self._next, self._returned = Ticks(pts + VOICE_FRAME_TICKS), pts
         self.packet_count += 1
+        if self.on_packet is not None:
+            self.on_packet(packet)
         return packet
 
     def _catch_up(self, *, late: Ticks) -> Ticks:

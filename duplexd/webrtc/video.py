@@ -151,11 +151,12 @@ class VideoTrack(MediaStreamTrack):  # type: ignore[misc]
         super().__init__()
         self.counts = VideoCounts()
         self.rtp_origin: int | None = None  #: RTP timestamp of pts 0, known once the first packet has left
+        self.on_packet: Callable[[av.Packet, bool], None] | None = None  #: sees every frame, and whether it is a key
         self._clock = media_clock
         self._look = look
         self._pool = pool
         self._encoder = Vp8Encoder()
-        self._packer: _Packer | None = None
+        self._packer: Packer | None = None
         self._sender: Any = None
         self._shown = asyncio.Event()
         self._next = Ticks(0)
@@ -168,10 +169,8 @@ class VideoTrack(MediaStreamTrack):  # type: ignore[misc]
 
     def attach(self, sender: Any) -> None:
         """Take the encoder's place in an aiortc sender, before it starts. Raises ConfigError for an unknown aiortc."""
-        missing = [name for name in ("_RTCRtpSender__encoder", "_send_keyframe") if not hasattr(sender, name)]
-        if missing:
-            raise ConfigError(f"This aiortc has no {', '.join(missing)}; duplexd's send path knows aiortc 1.16.")
-        self._packer = _Packer()
+        check_encoder(sender)
+        self._packer = Packer()
         self._sender = sender
         sender._RTCRtpSender__encoder = self._packer
         sender._send_keyframe = self.want_keyframe
@@ -210,6 +209,8 @@ class VideoTrack(MediaStreamTrack):  # type: ignore[misc]
         packet = av.Packet(payload)
         packet.pts, packet.time_base = _video_time(pts), _TIME_BASE
         self._returned = pts
+        if self.on_packet is not None:
+            self.on_packet(packet, _is_keyframe(payload))
         return packet
 
     async def _next_picture(self) -> tuple[Picture, Ticks]:
@@ -288,6 +289,13 @@ class VideoTrack(MediaStreamTrack):  # type: ignore[misc]
             self.rtp_origin = rtp_origin(self._sender, _video_time(self._returned))
 
 
+def check_encoder(sender: Any) -> None:
+    """Raises ConfigError if this aiortc keeps its sender's encoder elsewhere."""
+    missing = [name for name in ("_RTCRtpSender__encoder", "_send_keyframe") if not hasattr(sender, name)]
+    if missing:
+        raise ConfigError(f"This aiortc has no {', '.join(missing)}; duplexd's send path knows aiortc 1.16.")
+
+
 def _video_time(pts: Ticks) -> int:
     """90 kHz for 48 kHz: 15/8, whole on the grid of pictures."""
     return pts * 15 // 8
@@ -297,7 +305,7 @@ def _is_keyframe(payload: bytes) -> bool:
     return bool(payload) and not payload[0] & 1  # RFC 6386 §9.1
 
 
-class _Packer(vpx.Vp8Encoder):  # type: ignore[misc]
+class Packer(vpx.Vp8Encoder):  # type: ignore[misc]
     """What aiortc takes for its encoder: it cuts our frames into packets and hands on what the line carries."""
 
     def __init__(self) -> None:

@@ -2,7 +2,8 @@
 
     HIDDEN --the page is seen, and its track has a clock--> SHOWN --hidden, or the track is gone--> HIDDEN
 
-1. Pictures are made for nobody but a page that is seen: a hidden one ends the view, and the engine stops.
+1. Pictures are made for nobody but a page that is seen, and for viewers (audience.py): without either the view ends,
+   and the engine stops.
 2. The engine hears which frames are beyond its reach (`FramesSent`), at most once in 80 ms and right after a cut: what
    lies behind it may still be made again.
 3. When this process cannot encode in time it says so, once in two seconds: the engine then makes fewer frames.
@@ -68,12 +69,13 @@ class View:
 
     # Time -------------------------------------------------------------------------------------------------------------
 
-    def tick(self, track: VideoTrack | None, origin: Nanos | None, now: Nanos) -> None:
+    def tick(self, track: VideoTrack | None, origin: Nanos | None, now: Nanos, *, watched: bool = False) -> None:
         """Begin or end the view as the page and its connection are now.
 
         Args:    track: the face's, while the page is connected; origin: of its clock, once it has one.
+                 watched: somebody else looks, whether the page is seen or not.
         """
-        if not self.page_is_seen or track is None or origin is None:
+        if not (self.page_is_seen or watched) or track is None or origin is None:
             if self.shown:
                 self._end(track)
         elif not self.shown:

@@ -115,7 +115,7 @@ def check(found: dict[str, Any]) -> None:
 
 
 def test_openai_python(tmp_path: Path) -> None:
-    from tests.webrtc.realtime.test_routes import Caller
+    from tests.webrtc.realtime.daemon import Caller
 
     async def offer() -> str:
         caller = Caller()

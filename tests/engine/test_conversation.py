@@ -174,6 +174,27 @@ def test_an_interruption_during_the_rest_is_remembered_as_it_was_heard(seed: int
     assert set(remembered) <= set(heard)
 
 
+def test_an_interruption_says_when_its_voice_was_noticed_and_typed_words_are_no_voice() -> None:
+    simulation = Simulation(until_ms=9000)
+    listener = simulation.connect()
+    listener.type("say 9", at=ms(300), key="a")
+    listener.say(beep(900), at=ms(1500))
+    listener.type("say 2", at=ms(5500), key="b")
+    simulation.run()
+    spoken, typed = simulation.news(AdvanceEpoch)
+
+    assert ms(1500) < spoken.noticed_at < spoken.decided_at < spoken.noticed_at + ms(1500)
+    assert typed.noticed_at == 0
+
+
+def test_a_voice_that_could_hold_nothing_at_first_was_noticed_when_it_began() -> None:
+    """It begins at 2220 ms; playout is frozen only when the detector has rested, 250 ms after it was noticed."""
+    simulation, _ = two_sounds(0, words=20, second_ms=900)
+    (advance,) = simulation.news(AdvanceEpoch)
+
+    assert ms(2220) < advance.noticed_at < ms(2400)
+
+
 def test_barge_in_can_be_switched_off() -> None:
     """Without barge-in the reply plays to its end, and what the person said is answered afterwards, once (T-BI-29)."""
     simulation = Simulation(until_ms=16_000)

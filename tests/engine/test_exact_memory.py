@@ -23,7 +23,7 @@ from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId
 from duplexd.memory.arena import Arena
 from duplexd.memory.layout import PartitionKind, PartitionSpec
 from duplexd.memory.pages import FoldTokens
-from duplexd.messages import AdvanceEpoch, ResumePlayback
+from duplexd.messages import AdvanceEpoch, PersonSeen, ResumePlayback
 from duplexd.models.clock import plan as clock_plan
 from duplexd.models.pocket.checkpoint import load_checkpoint
 from duplexd.models.pocket.thinker import Thinker
@@ -56,6 +56,9 @@ class TinyDialect:
 
     def instruct(self, text: str) -> list[int]:
         return [16, *self.words(text, first=True)]
+
+    def sight(self, *, present: bool) -> list[int]:
+        return [17 + present]
 
     def open_user(self) -> list[int]:
         return [10, 11]
@@ -209,7 +212,9 @@ def test_words_over_a_reply_are_prefilled_on_a_branch_and_kept(tmp_path: Path) -
 
 @pytest.mark.parametrize("seed", range(4))
 def test_keys_after_guesses_kept_and_dropped_equal_a_fresh_prefill(seed: int, tmp_path: Path) -> None:
-    """People who halt and go on, so that some speculative turns are dropped and some become the trunk."""
+    """People who halt and go on, so that some speculative turns are dropped and some become the trunk; they come into
+    view and leave it at any time.
+    """
     rng = Random(seed)
     simulation = ThinkingSimulation(tmp_path / "tiny", seed=seed, until_ms=24_000)
     listener = simulation.connect(at_ms=200, network=SimNetwork(delay=ms(12), buffer=ms(80)))
@@ -220,8 +225,11 @@ def test_keys_after_guesses_kept_and_dropped_equal_a_fresh_prefill(seed: int, tm
             listener.say(beep(length), at=ms(at))
             at += length + rng.uniform(400, 600)
         listener.stop(at=ms(at + rng.uniform(900, 1900)))
+        seen = PersonSeen(SessionId(1), turn % 2 == 0)
+        simulation.world.at(ms(400 + 5500 * turn + 5000 * ((turn + seed) % 3) / 2), lambda seen=seen: seen)
     simulation.run()
 
+    assert any(exchange.sight for exchange in simulation.core.sessions[SessionId(1)].dialogue.exchanges)
     assert simulation.core.monitor["speculations_confirmed"] > 0
     assert simulation.core.monitor["speculations_dropped"] > 0
     check_memory(simulation)

@@ -630,6 +630,30 @@ def test_latency_of_a_reply_that_was_cut_before_its_first_sample_is_not_measured
     assert scene.take(LatencyReady) == []
 
 
+def test_the_first_sound_of_a_reply_is_measured_once_when_it_enters_the_track() -> None:
+    scene = Scene()
+    scene.run(200)
+    scene.line.measure(latency(BEGIN, BEGIN + 40, BEGIN + 70, BEGIN + 130, BEGIN + 190))
+    scene.run(100)
+    assert list(scene.line.first_sounds) == []
+    scene.publish(500)
+    scene.run(300)
+
+    (took,) = scene.line.first_sounds
+    assert 290 <= took / NANOS_PER_MS <= 320
+
+
+def test_how_long_a_page_took_to_mute_itself_is_measured_once_a_hold() -> None:
+    scene = speaking()
+    scene.run(400, voice=True)
+    (order,) = scene.take(HoldOrder)
+    since = scene.line.hold.since if scene.line.hold is not None else 0
+    scene.line.on_hold_answer(order.hold, at=Muted(scene.ear), now=Nanos(since + 30 * NANOS_PER_MS))
+    scene.line.on_hold_answer(order.hold, at=Muted(scene.ear), now=Nanos(since + 50 * NANOS_PER_MS))
+
+    assert list(scene.line.stops) == [30 * NANOS_PER_MS]
+
+
 # The microphone -----------------------------------------------------------------------------------------------------
 
 

@@ -267,9 +267,10 @@ def test_a_gap_inside_a_reply_is_an_underrun_with_its_length() -> None:
     publish(playout, 0, FRAME_SAMPLES)
     pull(playout, 4)
     publish(playout, FRAME_SAMPLES, FRAME_SAMPLES, last=True)
+    assert playout.gaps == 0  # Not before it is known to be one.
     pull(playout, 3, first=4)
 
-    assert (playout.underruns, playout.underrun_ticks) == (1, 3 * FRAME)
+    assert (playout.underruns, playout.gaps, playout.underrun_ticks) == (1, 1, 3 * FRAME)
 
 
 def test_silence_before_between_and_after_replies_is_no_underrun() -> None:
@@ -316,4 +317,4 @@ def test_a_reply_that_ends_without_a_last_chunk_is_no_gap() -> None:
         playout.pull(pts)
     playout.finish()
 
-    assert (playout.underruns, playout.underrun_ticks) == (0, 0)
+    assert (playout.underruns, playout.gaps, playout.underrun_ticks) == (0, 0, 0)

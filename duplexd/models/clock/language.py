@@ -6,6 +6,7 @@
     5                any word        a word of the person
     6                                instructions of a client begin
     7                the call below  the reply is a call of the function "number"; END follows
+    8, 9                             the person has come into view, has left it
     100 + n          "n"             the person said the number n: the reply has n words; from 700 on it is a call
     1000 + 2 w + l   "r-k" "," "."   word k of reply r, w = 64 r + k; l: it is the last
 
@@ -20,7 +21,7 @@ from duplexd.media.tones import WORDS_PER_REPLY_MAX
 
 WORDS_PER_CLAUSE = 4
 REPLY_WORDS = 12
-ANCHOR, OPEN_USER, CLOSE_USER, CLOSE_REPLY, END, WORD, INSTRUCT, CALL = range(8)
+ANCHOR, OPEN_USER, CLOSE_USER, CLOSE_REPLY, END, WORD, INSTRUCT, CALL, CAME, LEFT = range(10)
 NUMBER = 100
 CALL_FROM = 700  #: a person who says a number from here on has a function called
 SPOKEN = 1000
@@ -95,6 +96,9 @@ class ClockDialect:
 
     def instruct(self, text: str) -> list[int]:
         return [INSTRUCT, *self.words(text, first=True)]
+
+    def sight(self, *, present: bool) -> list[int]:
+        return [CAME if present else LEFT]
 
     def open_user(self) -> list[int]:
         return [OPEN_USER]

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from duplexd.errors import ModelError
 from duplexd.memory.arena import Shelf, sizes_of
 from duplexd.memory.histories import HistoryShape
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section, shelf_partition
@@ -27,10 +28,10 @@ from duplexd.models.face import audio
 from duplexd.models.face.audio import AudioEncoder
 from duplexd.models.face.checkpoint import FaceWeights
 from duplexd.models.face.drawing.character import Character, load_character
-from duplexd.models.face.drawing.picture import Studio
 from duplexd.models.face.identity import REFERENCES, anchor_poses
 from duplexd.models.face.motion import CHANNELS, CHUNK_FRAMES, CONDITION, FRAME_TICKS
 from duplexd.models.face.net import FaceNet, FaceShape, Heard, Places, Reader, blended, velocity_step
+from duplexd.models.face.painter import Painter
 from duplexd.streams.graph import FacePlan
 from duplexd.streams.stage import (
     CostModel,
@@ -366,7 +367,8 @@ class Refiner(_MotionStage):
 
 
 class Decoder:
-    """Stage: motion to pictures, I420 in shared memory. Pocket draws; the network of a larger family stands here.
+    """Stage: motion to pictures, I420 in shared memory. Pocket draws, in a process of its own (painter.py); the network
+    of a larger family stands here, on its stream.
 
     Args:    size: pixels of a side; characters_max: portraits kept ready, the least lately drawn gives way.
     """
@@ -374,12 +376,13 @@ class Decoder:
     def __init__(self, *, lane: str = "decode", size: int = SIZE, characters_max: int = 4) -> None:
         self.spec = StageSpec(
             "decode", Role.DECODE, lane, PayloadKind.LATENT, PayloadKind.IMAGE,
-            CostModel(500, 0, 8_500), load=0.22,
+            CostModel(700, 0, 7_600), load=0.19,
         )  # fmt: skip
-        self._studio = Studio(size=size, portraits_max=characters_max)
+        self._painter = Painter(size=size, frames_max=CHUNK_FRAMES, portraits_max=characters_max)
 
     def load(self, arena: Any) -> None:
         self._motion: Tensor = arena.field("motion", "motion")
+        self._painter.start()
 
     def run(self, jobs: Sequence[DecodeJob], media: Any) -> list[DecodeResult | Failed]:
         return [self._decode(job, media) for job in jobs]
@@ -387,11 +390,14 @@ class Decoder:
     def _decode(self, job: DecodeJob, media: Any) -> DecodeResult | Failed:
         if not 0 <= job.first < job.stop <= CHUNK_FRAMES or job.stride < 1:
             return Failed(job.session, f"frames {job.first} to {job.stop} of {CHUNK_FRAMES}, every {job.stride}th")
-        motion = self._motion[job.motion].cpu().numpy()
-        frames = range(job.first, job.stop, job.stride)
-        for at, frame in enumerate(frames):
-            media.write_picture(job.slot, at, self._studio.picture(job.character, motion[frame]))
-        return DecodeResult(job.session, len(frames))
+        motion = self._motion[job.motion].cpu().numpy()[job.first : job.stop : job.stride]
+        try:
+            pictures = self._painter.draw(job.character, motion)
+        except ModelError as error:
+            return Failed(job.session, str(error))
+        for at, picture in enumerate(pictures):
+            media.write_picture(job.slot, at, picture)
+        return DecodeResult(job.session, len(pictures))
 
 
 def chunk_noise(job: MotionJob, stage: str, shape: FaceShape) -> Tensor:

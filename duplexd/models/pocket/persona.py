@@ -24,6 +24,8 @@ class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Persona(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str  #: what the character calls itself
     turns: tuple[Exchange, ...] = ()  #: oldest first
+    came: Exchange | None = None  #: stands for: the person has come into view; None: the thinker is not told
+    left: Exchange | None = None  #: stands for: they cannot be seen any more
     system: str = ""  #: instruction before the turns; may be empty
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 
-from duplexd.models.pocket.persona import Persona
+from duplexd.models.pocket.persona import Exchange, Persona
 from duplexd.models.pocket.vocabulary import Template, Vocabulary
 
 _PERSON, _CHARACTER, _SYSTEM = "user", "assistant", "system"
@@ -41,9 +41,17 @@ class Dialect:
         if self.persona.system:
             ids += [*self._open[_SYSTEM], *self.words(self.persona.system, first=True), *self._close]
         for turn in self.persona.turns:
-            ids += [*self.open_user(), *self.words(turn.person, first=True), *self._close]
-            ids += [*self._open[_CHARACTER], *self.words(turn.character, first=True), *self._close]
+            ids += self._told(turn)
         return ids
+
+    def _told(self, turn: Exchange) -> list[int]:
+        ids = [*self.open_user(), *self.words(turn.person, first=True), *self._close]
+        return [*ids, *self._open[_CHARACTER], *self.words(turn.character, first=True), *self._close]
+
+    def sight(self, *, present: bool) -> list[int]:
+        """As a turn of the persona's manner: a note from outside makes a small model forget who it is."""
+        turn = self.persona.came if present else self.persona.left
+        return [] if turn is None else self._told(turn)
 
     def instruct(self, text: str) -> list[int]:
         """Instructions of a client, behind the anchor and before the first turn."""

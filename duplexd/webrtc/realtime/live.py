@@ -4,37 +4,48 @@ GET  /v1/live/sessions             WebSocket; the first event is `session.start`
 POST /v1/live/sessions             {"session", "transport": {"type": "webrtc", "sdp"}} -> the same with an answer
 GET  /v1/live/sessions/ID/attach   WebSocket: joins (sideband)
 POST /v1/live/sessions/ID/hangup   ends it
+POST /v1/live/sessions/ID/accept|reject|refer|fork   501
 
 1. Underneath is a session of the Realtime core with its own judge of turns; what it says of responses is left out.
 2. A client of this surface plays what it gets, in order, and throws nothing away. So sound leaves as it is to be heard,
    20 ms at a time, and a hold or an interruption is silence that simply begins.
 3. Words are told when their sound has left, with their place in the session's time.
+4. A sideband is trusted: the limits of a data channel do not hold for it. It is told the sound of both sides, 24 kHz,
+   as it came before any muting and as it left; it cannot bring any.
+5. A muted person is silence to the engine, and time goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from aiohttp import WSMsgType, web
+from numpy.typing import NDArray
 
 from duplexd import clock
+from duplexd.errors import InputRefused
 from duplexd.ids import SessionId
 from duplexd.media.line import Line
 from duplexd.media.playout import FRAME
-from duplexd.messages import AdvanceEpoch, ReplyWords, TurnOutcome, TurnSettled
-from duplexd.units import NANOS_PER_SECOND, Nanos, Ticks, ms_from_ticks
+from duplexd.media.resample import Resampler
+from duplexd.messages import AdvanceEpoch, ReplyWords, TurnOpened, TurnOutcome, TurnSettled, TurnState
+from duplexd.units import INPUT_RATE, NANOS_PER_SECOND, Nanos, Ticks, ms_from_ticks
 from duplexd.webrtc.frontend import Frontend, Refused
+from duplexd.webrtc.peer import MessageFault
 from duplexd.webrtc.realtime import check as c
 from duplexd.webrtc.realtime.faults import Fault, invalid
-from duplexd.webrtc.realtime.formats import ALAW, PCM, ULAW, WireOut, base64_of
+from duplexd.webrtc.realtime.formats import ALAW, PCM, ULAW, WireIn, WireOut, base64_of
+from duplexd.webrtc.realtime.pause import Pause
 from duplexd.webrtc.realtime.requests import Refusal, json_body, upgrade
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import Settings
-from duplexd.webrtc.realtime.visit import RealtimeVisit, Sink, SocketSink, turn_away
+from duplexd.webrtc.realtime.visit import CHANNEL, ChannelSink, RealtimeVisit, SocketSink, turn_away
 
 if TYPE_CHECKING:
     from duplexd.webrtc.realtime.routes import RealtimeRoutes
@@ -43,26 +54,48 @@ FIRST_WITHIN_S = 30.0
 LIFE_SHOWN_S = 24 * 3600  #: a session without an end shows one a day away
 WORDS_WAITING_MAX = 512
 _encoder = msgspec.json.Encoder()
-_START = c.fields(
-    {
-        "model": c.text(longest=128),
-        "instructions": c.nullable(c.text(longest=32_768)),
-        "audio": c.nullable(
-            c.fields(
-                {
-                    "format": c.nullable(
-                        c.fields({"type": c.one_of(PCM, ULAW, ALAW), "rate": c.one_of(8000, 16_000, 24_000)})
-                    ),
-                    "output": c.nullable(c.fields({"voice": c.anything})),
-                }
-            )
+REFLECTED_RATE = 24_000  #: of sound told to a sideband
+SILENCE = {PCM: b"\0", ULAW: b"\xff", ALAW: b"\xd5"}
+_DELEGATION = c.nullable(c.fields({"type": c.one_of("client"), "acknowledgement_delay_ms": c.anything}))
+_TRIGGERS = c.nullable(c.many(c.anything, most=0))
+_NAMES = c.nullable(c.either(c.one_of("all"), c.many(c.text(longest=128), most=64)))
+_SELECTORS = c.nullable(
+    c.either(
+        c.one_of("all"),
+        c.many(c.fields({"type": c.text(longest=128), "response_event": c.anything}, required=("type",)), most=64),
+    )
+)
+_CLIENT = c.fields({"data_channel": c.fields({"allowed_client_events": _NAMES, "allowed_server_events": _SELECTORS})})
+_UPDATE = c.fields({"delegation": _DELEGATION, "triggers": _TRIGGERS})
+_FIELDS: dict[str, c.Check] = {
+    "model": c.text(longest=128),
+    "instructions": c.nullable(c.text(longest=32_768)),
+    "audio": c.nullable(
+        c.fields(
+            {
+                "format": c.nullable(
+                    c.fields({"type": c.one_of(PCM, ULAW, ALAW), "rate": c.one_of(8000, 16_000, 24_000)})
+                ),
+                "output": c.nullable(c.fields({"voice": c.anything})),
+            }
+        )
+    ),
+    "input": c.nullable(c.many(c.anything, most=128)),
+    "client": c.nullable(_CLIENT),
+    "delegation": _DELEGATION,
+    "safety_identifier": c.nullable(c.text(longest=512)),
+    "store": c.nullable(c.one_of(False)),
+    "triggers": _TRIGGERS,
+}
+_START = c.fields(_FIELDS, required=("model",))
+#: A session whose sound comes by a track may also rest.
+_START_BY_TRACK = c.fields(
+    _FIELDS
+    | {
+        "idle_timeout_s": c.nullable(c.whole(1, 3600)),
+        "wake_policy": c.nullable(
+            c.fields({"type": c.one_of("speech"), "vad_threshold": c.number(0, 1)}, required=("type",))
         ),
-        "input": c.nullable(c.many(c.anything, most=128)),
-        "client": c.anything,
-        "delegation": c.anything,
-        "safety_identifier": c.nullable(c.text(longest=512)),
-        "store": c.nullable(c.one_of(False)),
-        "triggers": c.nullable(c.many(c.anything, most=0)),
     },
     required=("model",),
 )
@@ -94,7 +127,6 @@ class LiveVisit(RealtimeVisit):
         super().__init__(owner, session, line, core, fed=self.by_socket)
         self.live_id = f"live_{secrets.token_urlsafe(12)}"
         self.muted = False
-        self.render = self._render
         self._start = start
         kind = ((start.get("audio") or {}).get("format") or {}).get("type", PCM)
         self._wire_out = WireOut(kind, rate=line.playout.rate, wire_rate=rate) if self.by_socket else None
@@ -102,6 +134,15 @@ class LiveVisit(RealtimeVisit):
         self._next = 0
         self._events = 0
         self._words: deque[Spoken] = deque(maxlen=WORDS_WAITING_MAX)
+        self._kind = kind
+        self._rate = rate
+        #: what a data channel may carry; a WebSocket carries everything
+        self._limits = {} if self.by_socket else (start.get("client") or {}).get("data_channel") or {}
+        self._speaks = False  #: the person
+        self.pause = _pause_of(start)
+        self._side_in = Resampler(INPUT_RATE, REFLECTED_RATE)
+        self._side_out = WireOut(PCM, rate=line.playout.rate, wire_rate=REFLECTED_RATE)
+        self._side_wire = WireIn(kind, rate=rate)
 
     # Out --------------------------------------------------------------------------------------------------------------
 
@@ -117,9 +158,26 @@ class LiveVisit(RealtimeVisit):
         return _encoder.encode({"type": kind, "event_id": f"event_{self._events}", **told}).decode()
 
     def say(self, kind: str, **fields: Any) -> None:
-        text = self.event(kind, **fields)
+        self._tell(kind, self.event(kind, **fields))
+
+    def _tell(self, kind: str, text: str) -> None:
         for sink in list(self.sinks):
-            sink.tell(text)
+            if not isinstance(sink, ChannelSink) or _allows(self._limits.get("allowed_server_events"), kind):
+                sink.tell(text)
+
+    def _tell_events(self) -> None:
+        for event in self.bridge.events():
+            for text in self._render(event):
+                self._tell("session.started" if event["type"] == "session.created" else "error", text)
+
+    def open(self) -> None:
+        super().open()
+        if self._limits:
+            said = "This data channel carries only the events that its session allows."
+            self.say("info", code="data_channel_permissions", message=said)
+
+    def welcome(self) -> str:
+        return self.event("session.started", session=self.shown())
 
     def _render(self, event: dict[str, Any]) -> list[str]:
         """Of what the core tells, its start and its errors; all else is told from the news themselves."""
@@ -148,7 +206,10 @@ class LiveVisit(RealtimeVisit):
                     self._words.append(Spoken(news.epoch, word.span.start, word.span.length, text))
             case AdvanceEpoch():
                 self._words.clear()
+            case TurnOpened():
+                self._speaks = True
             case TurnSettled():
+                self._speaks = False
                 if news.outcome is TurnOutcome.TAKEN and news.text:
                     start, end = (round(self.bridge.input_ms(at)) for at in (news.span.start, news.span.end))
                     self.say("session.input_transcript.delta", delta=f"{news.text} ", start_ms=start, end_ms=end)
@@ -159,6 +220,62 @@ class LiveVisit(RealtimeVisit):
         if self.by_socket:
             self._play(now)
         self._tell_words()
+        if self.pause is not None:
+            busy = self._speaks or self.shown_state != TurnState.LISTENING.value or not self.line.playout.quiet
+            if self.pause.tick(now, busy=busy):
+                self._rest(rests=True)
+
+    # Rest -------------------------------------------------------------------------------------------------------------
+
+    def pass_on(self, facts: list[Any]) -> None:
+        if self.pause is not None and self.pause.paused:
+            facts = self.pause.screen(facts, clock.now())
+            if not self.pause.paused:
+                self._rest(rests=False)
+        super().pass_on(facts)
+
+    def _wake(self) -> None:
+        if self.pause is not None and self.pause.paused:
+            kept = self.pause.wake(clock.now())
+            self._rest(rests=False)
+            super().pass_on(kept)
+
+    def _rest(self, *, rests: bool) -> None:
+        if self.view is not None:
+            self.view.page_is_seen = not rests
+        self.say("session.paused" if rests else "session.resumed")
+
+    # Sound ------------------------------------------------------------------------------------------------------------
+
+    def on_audio(self, pcm: NDArray[np.int16], rtp: int, how: str) -> None:
+        if how != "gap":
+            self._reflect(pcm)
+        super().on_audio(np.zeros_like(pcm) if self.muted else pcm, rtp, how)
+
+    def pull(self, pts: Ticks) -> NDArray[np.int16]:
+        before = self.line.playout.sent_samples
+        frame = super().pull(pts)
+        if self.line.playout.sent_samples > before:
+            self._reflect_out(frame, pts)
+        return frame
+
+    def _reflect(self, pcm: NDArray[np.int16]) -> None:
+        """The person's sound, 16 kHz, to whoever joined."""
+        if self.sides:
+            sound = self._side_in.push(pcm).astype("<i2").tobytes()
+            self._tell_sides({"type": "session.input_audio.append", "audio": base64_of(sound)})
+
+    def _reflect_out(self, frame: NDArray[np.int16], pts: int) -> None:
+        if self.sides:
+            start = round(ms_from_ticks(Ticks(pts)))
+            end = start + round(ms_from_ticks(FRAME))
+            delta = base64_of(self._side_out.push(frame))
+            self._tell_sides({"type": "session.output_audio.delta", "delta": delta, "start_ms": start, "end_ms": end})
+
+    def _tell_sides(self, event: dict[str, Any]) -> None:
+        text = _encoder.encode(event).decode()
+        for sink in list(self.sides):
+            sink.tell(text)
 
     def _play(self, now: Nanos) -> None:
         """What is due leaves; silence needs no words."""
@@ -171,7 +288,9 @@ class LiveVisit(RealtimeVisit):
                 delta = {"type": "session.output_audio.delta", "delta": base64_of(self._wire_out.push(frame))}
                 text = _encoder.encode(delta).decode()
                 for sink in list(self.sinks):
-                    sink.tell(text)
+                    if sink not in self.sides:
+                        sink.tell(text)
+                self._reflect_out(frame, self._next - FRAME)
 
     def _tell_words(self) -> None:
         while self._words:
@@ -187,7 +306,16 @@ class LiveVisit(RealtimeVisit):
 
     # The client -------------------------------------------------------------------------------------------------------
 
-    def on_text(self, text: str | bytes) -> None:
+    def on_message(self, label: str, data: str | MessageFault) -> None:
+        if isinstance(data, str) and label == CHANNEL:
+            kind = _type_of(data)
+            if not _allows(self._limits.get("allowed_client_events"), kind):
+                said = f"This data channel may not send '{kind[:80]}' (session.client.data_channel)."
+                self._tell_fault(Fault("event_not_allowed", said, param="type"), None)
+                return
+        super().on_message(label, data)
+
+    def on_text(self, text: str | bytes, *, by_side: bool = False) -> None:
         try:
             event = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -196,19 +324,23 @@ class LiveVisit(RealtimeVisit):
             super().on_text(text)  # The core says what is wrong with it.
             return
         try:
+            if event.get("type") == "session.input_audio.append" and (by_side or not self.by_socket):
+                said = "Sound is appended on the session's own WebSocket; a call brings it by its track."
+                raise Fault("event_not_allowed", said, param="type")
             self._hear(event)
         except Fault as fault:
-            given = _id_of(event.get("event_id"))
-            error = {"type": fault.kind, "code": fault.code, "message": str(fault), "param": fault.param}
-            error["client_event_id"] = given or ""
-            self.say("error", error={k: v for k, v in error.items() if v}, client_event_id=given)
+            self._tell_fault(fault, _id_of(event.get("event_id")))
+
+    def _tell_fault(self, fault: Fault, given: str | None) -> None:
+        error = {"type": fault.kind, "code": fault.code, "message": str(fault), "param": fault.param}
+        error["client_event_id"] = given or ""
+        self.say("error", error={k: v for k, v in error.items() if v}, client_event_id=given)
 
     def _hear(self, event: dict[str, Any]) -> None:
         kind, given = event.get("type"), _id_of(event.get("event_id"))
         match kind:
             case "session.input_audio.append":
-                if not self.muted:
-                    self._core("input_audio_buffer.append", given, audio=event.get("audio"))
+                self._append_sound(event.get("audio"), given)
             case "session.input_audio.mute" | "session.input_audio.unmute":
                 self.muted = kind.endswith(".mute")
                 if self.muted:
@@ -219,9 +351,18 @@ class LiveVisit(RealtimeVisit):
             case "session.close":
                 self._owner.end(self, "the client closed its session")
             case "session.update":
+                _UPDATE(event.get("session"), "session")
                 self.say("session.updated", session=self.shown(), client_event_id=given)
             case _:
                 raise invalid("type", str(kind)[:80], "session.input_audio.append, .mute, .unmute, session.close, ...")
+
+    def _append_sound(self, audio: Any, given: str | None) -> None:
+        if self.sides and isinstance(audio, str):
+            with contextlib.suppress(InputRefused):  # The core says so.
+                self._reflect(self._side_wire.push(audio)[0])
+        if self.muted and isinstance(audio, str):
+            audio = base64_of(SILENCE[self._kind] * (len(audio) * 3 // 4))
+        self._core("input_audio_buffer.append", given, audio=audio)
 
     def _append(self, kind: str, event: dict[str, Any], given: str | None) -> None:
         """Context that comes in the middle; what is to be communicated is, when nobody speaks."""
@@ -229,6 +370,7 @@ class LiveVisit(RealtimeVisit):
         part = {"type": "input_text", "text": content}
         self._core("conversation.item.create", None, item={"type": "message", "role": "system", "content": [part]})
         if kind == "session.commentary.append":
+            self._wake()
             self._core("response.create", None)
         self.say(f"{kind}ed", start_ms=self.now_ms, end_ms=self.now_ms, client_event_id=given)
 
@@ -240,7 +382,10 @@ class LiveVisit(RealtimeVisit):
         kind = "close_requested" if "client" in reason else "connection_lost"
         if "has lived" in reason:
             kind = "expired"
-        usage = {"seconds": self.now_ms / 1000}
+        usage: dict[str, float] = {"seconds": self.now_ms / 1000}
+        if self.pause is not None:
+            paused = int(self.pause.paused_s(clock.now()))
+            usage |= {"active_seconds": int(usage["seconds"]) - paused, "paused_seconds": paused}
         self.say("session.closed", reason=kind, session=self.shown(), usage=usage)
         self.bridge.end("session_ended", reason, clock.now(), close_code=1000)
         self.bridge.events()  # Said already.
@@ -257,6 +402,7 @@ class LiveRoutes:
             web.post("/v1/live/sessions", self.call),
             web.get("/v1/live/sessions/{session}/attach", self.attach),
             web.post("/v1/live/sessions/{session}/hangup", self.hang_up),
+            web.post("/v1/live/sessions/{session}/{act:accept|reject|refer|fork}", self.not_here),
         ]
 
     def _enter(self, request: web.Request) -> None:
@@ -323,10 +469,10 @@ class LiveRoutes:
         for item in visit._start.get("input") or ():
             visit._core("conversation.item.create", None, item=_item_of(item))
 
-    async def _listen(self, socket: web.WebSocketResponse, visit: LiveVisit) -> None:
+    async def _listen(self, socket: web.WebSocketResponse, visit: LiveVisit, *, by_side: bool = False) -> None:
         async for message in socket:
             if message.type is WSMsgType.TEXT:
-                visit.on_text(message.data)
+                visit.on_text(message.data, by_side=by_side)
             elif message.type is WSMsgType.BINARY:
                 visit.refuse("invalid_frame", "A binary frame: events are JSON in text frames.")
             if visit.bridge.session.closed:
@@ -342,7 +488,7 @@ class LiveRoutes:
         transport = body.get("transport") if isinstance(body, dict) else None
         if not isinstance(transport, dict) or not isinstance(transport.get("sdp"), str):
             raise Refusal(400, "missing_required_parameter", "The body needs transport.sdp.", param="transport.sdp")
-        start = _START(body.get("session"), "session")
+        start = _START_BY_TRACK(body.get("session"), "session")
         visit = await self._admit(start, by_socket=False)
         try:
             peer = await self._realtime.connect(visit, transport["sdp"], visit.live_id)
@@ -358,10 +504,11 @@ class LiveRoutes:
         self._enter(request)
         visit = self._need(request)
         socket = await upgrade(request)
-        sink: Sink = SocketSink(socket)
-        sink.tell(visit.event("session.started", session=visit.shown()))
-        visit.sinks.append(sink)
-        await self._listen(socket, visit)
+        sink = SocketSink(socket)
+        if not visit.join(sink):
+            await sink.close(1013, "too many connections watch this session already")
+            return socket
+        await self._listen(socket, visit, by_side=True)
         visit.part(sink)
         await sink.close(1000, "")
         return socket
@@ -373,11 +520,41 @@ class LiveRoutes:
         self._sessions.pop(visit.live_id, None)
         return web.Response(status=200)
 
+    async def not_here(self, request: web.Request) -> web.Response:
+        self._enter(request)
+        raise Refusal(501, "not_supported", "Live sessions are not forked here, and there is no SIP trunk.")
+
     def _need(self, request: web.Request) -> LiveVisit:
         visit = self._sessions.get(request.match_info["session"])
         if visit is None or visit.bridge.session.closed:
             raise Refusal(404, "session_not_found", "There is no such Live session; it may have ended.")
         return visit
+
+
+def _pause_of(start: dict[str, Any]) -> Pause | None:
+    policy, after_s = start.get("wake_policy"), start.get("idle_timeout_s")
+    if after_s is None:
+        return None
+    if policy is None:
+        raise Fault(
+            "missing_required_parameter", "A session that rests needs 'wake_policy'.", param="session.wake_policy"
+        )
+    return Pause(after_s=after_s, threshold=policy.get("vad_threshold", 0.5))
+
+
+def _allows(allowed: Any, kind: str) -> bool:
+    """Whether a data channel carries events of this type. `allowed`: "all", None, names, or selectors of them."""
+    if allowed is None or allowed == "all":
+        return True
+    return any((one if isinstance(one, str) else one["type"]) == kind for one in allowed)
+
+
+def _type_of(text: str) -> str:
+    try:
+        event = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return ""
+    return str(event.get("type")) if isinstance(event, dict) else ""
 
 
 def _id_of(value: object) -> str | None:

@@ -12,6 +12,7 @@ from duplexd.webrtc.realtime.limits import EVENT_BYTES_MAX
 
 FRAME_BYTES_MAX = EVENT_BYTES_MAX + 1024 * 1024  #: a frame beyond it closes the socket with 1009
 PING_EVERY_S = 20.0
+KEY_PROTOCOL = "openai-insecure-api-key."
 
 
 class Refusal(Exception):
@@ -29,6 +30,16 @@ class Refusal(Exception):
     def answer(self) -> web.Response:
         headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
         return web.json_response(self.body(), status=self.status, headers=headers)
+
+
+def bearer(request: web.Request) -> str:
+    """The key of a request; browsers, which cannot set headers of a WebSocket, offer it as a subprotocol."""
+    header = request.headers.get("Authorization", "")
+    if header:
+        return header.removeprefix("Bearer ").strip()
+    offered = [one.strip() for one in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
+    found = next((one for one in offered if one.startswith(KEY_PROTOCOL)), "")
+    return found.removeprefix(KEY_PROTOCOL)
 
 
 async def json_body(request: web.Request) -> Any:

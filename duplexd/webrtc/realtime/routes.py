@@ -33,10 +33,11 @@ from duplexd.media.line import Line
 from duplexd.units import Nanos
 from duplexd.webrtc.frontend import Frontend, Refused
 from duplexd.webrtc.peer import Peer
+from duplexd.webrtc.realtime.broadcast import BroadcastRoutes
 from duplexd.webrtc.realtime.faults import Fault
 from duplexd.webrtc.realtime.limits import Bucket, Limits
 from duplexd.webrtc.realtime.live import LiveRoutes
-from duplexd.webrtc.realtime.requests import Refusal, json_body, upgrade
+from duplexd.webrtc.realtime.requests import Refusal, bearer, json_body, upgrade
 from duplexd.webrtc.realtime.resume import DuplexSessions
 from duplexd.webrtc.realtime.secrets import Doorkeeper
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
@@ -44,7 +45,6 @@ from duplexd.webrtc.realtime.settings import Settings
 from duplexd.webrtc.realtime.visit import CHANNEL, ChannelSink, RealtimeVisit, SocketSink, turn_away
 
 ADDRESSES_MAX = 4096  #: addresses whose rate is remembered
-KEY_PROTOCOL = "openai-insecure-api-key."
 ALLOWED_HEADERS = (
     "authorization, content-type, idempotency-key, openai-beta, openai-organization, openai-project, "
     "x-openai-agents-sdk, "
@@ -108,16 +108,6 @@ class Door:
 DOOR = web.AppKey("door", Door)
 
 
-def bearer(request: web.Request) -> str:
-    """The key of a request; browsers, which cannot set headers of a WebSocket, offer it as a subprotocol."""
-    header = request.headers.get("Authorization", "")
-    if header:
-        return header.removeprefix("Bearer ").strip()
-    offered = [one.strip() for one in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
-    found = next((one for one in offered if one.startswith(KEY_PROTOCOL)), "")
-    return found.removeprefix(KEY_PROTOCOL)
-
-
 @web.middleware
 async def refusals(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -146,7 +136,7 @@ def _allow(request: web.Request, answer: web.StreamResponse) -> None:
     configured = request.app[DOOR].allows(origin) if origin else False
     if configured and not answer.prepared:
         answer.headers["Access-Control-Allow-Origin"] = origin
-        answer.headers["Access-Control-Expose-Headers"] = "Location"
+        answer.headers["Access-Control-Expose-Headers"] = "Link, Location"
         answer.headers["Vary"] = "Origin"
 
 
@@ -159,7 +149,7 @@ class RealtimeRoutes:
         self.calls: dict[str, RealtimeVisit] = {}
         self.duplex = DuplexSessions(self)
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[web.AbstractRouteDef]:
         return [
             web.get("/v1/realtime", self.realtime),
             web.post("/v1/realtime/calls", self.call),
@@ -170,6 +160,7 @@ class RealtimeRoutes:
             web.get("/v1/models", self.models),
             web.get("/v1/models/{model}", self.model),
             *LiveRoutes(self).routes(),
+            *BroadcastRoutes(self).routes(),
             web.options("/v1/{rest:.*}", self.preflight),
         ]
 
@@ -302,7 +293,10 @@ class RealtimeRoutes:
             task = asyncio.ensure_future(visit.hang_up(reason))
             visit.ending = task
 
-        config = msgspec.structs.replace(self.frontend.peer_config(), labels=(CHANNEL,), heartbeat_ns=Nanos(0))
+        config = msgspec.structs.replace(
+            self.frontend.peer_config(), labels=(CHANNEL,), heartbeat_ns=Nanos(0), one_stream=True
+        )
+        visit.view = self.frontend.view(visit.session, visit.line)
         peer = await Peer.accept(
             offer,
             config=config,
@@ -310,7 +304,7 @@ class RealtimeRoutes:
             pull_audio=visit.pull,
             on_message=visit.on_message,
             on_closed=closed,
-            sight=self.frontend.still_sight(),
+            sight=self.frontend.sight(visit.view),
         )
         visit.peer, visit.call_id = peer, call_id
         visit.sinks.append(ChannelSink(lambda: visit.peer))

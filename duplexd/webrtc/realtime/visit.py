@@ -1,7 +1,9 @@
 """One session of the Realtime protocol in the front end: a bridge, and whoever listens to its events.
 
 1. The first sink is the client's own; others (sideband) may join and leave, and their leaving ends nothing.
-2. A sink that does not read is told nothing more and closed; generation stops before that (`ClientStalled`).
+2. A sink that does not read is told nothing more and closed; generation stops before that (`ClientStalled`), but for
+   nobody else's slowness than the client's own.
+3. Whoever offers a video line is shown the face, from the moment its media path is up; for nobody else one is made.
 """
 
 from __future__ import annotations
@@ -24,24 +26,29 @@ from duplexd.messages import (
     AdmitSession,
     AdvanceEpoch,
     ClientStalled,
+    CutFrames,
     EndSession,
     LatencyMeasured,
     Progress,
     PublishChunk,
+    PublishFrames,
     RefuseSession,
     StateChanged,
     TurnState,
 )
 from duplexd.units import Nanos, Ticks, ticks_from_nanos
-from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused
+from duplexd.webrtc.audience import Audience
+from duplexd.webrtc.camera import CameraReceiver
+from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused, tick_view
 from duplexd.webrtc.peer import MessageFault, Peer
 from duplexd.webrtc.realtime.bridge import Bridge
 from duplexd.webrtc.realtime.session import RealtimeSession
+from duplexd.webrtc.view import View
 from duplexd.webrtc.wire import MESSAGE_BYTES_MAX
 
 CHANNEL = "oai-events"
 BACKLOG_BYTES_MAX = 8 * 1024 * 1024  #: events that wait for a socket that does not read
-SINKS_MAX = 8  #: connections that may watch one session
+SINKS_MAX = 8  #: connections that may join one session
 
 log = logging.getLogger("duplexd.realtime")
 _encoder = msgspec.json.Encoder()
@@ -154,8 +161,12 @@ class RealtimeVisit:
         self.admitted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.lateness = Lateness()
         self.peer: Peer | None = None
+        self.view: View | None = None  #: of a call, when the model has a face
+        self.eye: CameraReceiver | None = None
+        self.audience: Audience | None = None
         self.call_id = ""
         self.sinks: list[Sink] = []
+        self.sides: list[Sink] = []  #: those among them that only joined
         self.stalled = False
         self.progress: Progress | None = None
         self.shown_state = TurnState.LISTENING.value
@@ -180,15 +191,21 @@ class RealtimeVisit:
 
     def join(self, sink: Sink) -> bool:
         """Somebody watches from here on; False when too many do."""
-        if len(self.sinks) >= SINKS_MAX:
+        if len(self.sides) >= SINKS_MAX:
             return False
-        sink.tell(_encoder.encode(self.bridge.session.greeting()).decode())
+        sink.tell(self.welcome())
         self.sinks.append(sink)
+        self.sides.append(sink)
         return True
 
+    def welcome(self) -> str:
+        """What somebody who joins is told first."""
+        return _encoder.encode(self.bridge.session.greeting()).decode()
+
     def part(self, sink: Sink) -> None:
-        if sink in self.sinks:
-            self.sinks.remove(sink)
+        for sinks in (self.sinks, self.sides):
+            if sink in sinks:
+                sinks.remove(sink)
 
     def on_text(self, text: str | bytes) -> None:
         self.bridge.on_text(text, clock.now())
@@ -238,6 +255,13 @@ class RealtimeVisit:
             case LatencyMeasured():
                 self.bridge.take(news, clock.now())
                 self._owner.note_reply(news)
+            case PublishFrames():
+                frames = self._owner.read_frames(news)
+                if self.view is not None:
+                    self.view.publish(news, frames)
+            case CutFrames():
+                if self.view is not None:
+                    self.view.cut(news, self.peer.video if self.peer is not None else None)
             case _:
                 self._note(news)
                 self.bridge.take(news, clock.now())
@@ -257,10 +281,15 @@ class RealtimeVisit:
     def tick(self, now: Nanos) -> None:
         self.bridge.tick(now)
         self.flush()
-        stalled = self.detached or any(sink.backlog_bytes > STALL_BYTES for sink in self.sinks)
+        self._tick_view(now)
+        stalled = self.detached or any(s.backlog_bytes > STALL_BYTES for s in self.sinks if s not in self.sides)
         if stalled != self.stalled:
             self.stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
+
+    def _tick_view(self, now: Nanos) -> None:
+        if self.view is not None and self.peer is not None:
+            tick_view(self.view, self.peer, self.audience, now)
 
     def farewell(self, reason: str) -> None:
         self.bridge.end("session_ended", reason, clock.now(), close_code=1011)
@@ -282,14 +311,18 @@ class RealtimeVisit:
 
     def flush(self) -> None:
         """Bring what the bridge produced to where it belongs."""
-        for fact in self.bridge.facts():
+        self.pass_on(self.bridge.facts())
+        self._tell_events()
+        if self.bridge.goodbye is not None:
+            self._owner.end(self, self.bridge.goodbye.reason)
+
+    def pass_on(self, facts: list[Any]) -> None:
+        """To the engine."""
+        for fact in facts:
             if isinstance(fact, Block):
                 self._owner.send_block(self.session, fact)
             else:
                 self._owner.supervisor.send(fact)
-        self._tell_events()
-        if self.bridge.goodbye is not None:
-            self._owner.end(self, self.bridge.goodbye.reason)
 
     def _tell_events(self) -> None:
         for event in self.bridge.events():

@@ -15,6 +15,8 @@ Points = npt.NDArray[np.float64]
 Path = Any  #: skia.Path
 Canvas = Any  #: skia.Canvas
 
+BLUR_MIN = 1.0  #: pixels; a line blurred by less looks the same and costs ten times as much
+
 
 @functools.lru_cache(4096)
 def argb(colour: str, alpha: float = 1.0) -> int:
@@ -40,17 +42,24 @@ def smooth(points: Points, *, closed: bool = True, tension: float = 1.0) -> Path
 
 def extend(path: Path, points: Points, *, closed: bool = False, tension: float = 1.0, move: bool = False) -> None:
     """Go on through points; `move`: begin at the first of them, else draw a line to it."""
-    if closed:
-        around = np.concatenate([points[-1:], points, points[:2]])
-    else:
-        around = np.concatenate([2 * points[:1] - points[1:2], points, 2 * points[-1:] - points[-2:-1]])
-    slope = (around[2:] - around[:-2]) * (tension / 6.0)
-    here = around[1:-1]
-    knots = np.concatenate([here[:-1] + slope[:-1], here[1:] - slope[1:], here[1:]], axis=1).tolist()
-    x, y = here[0].tolist()
+    x, y = points[0].tolist()
     path.moveTo(x, y) if move else path.lineTo(x, y)
-    for knot in knots:
+    for knot in (_spline(len(points), closed, tension) @ points).reshape(-1, 6).tolist():
         path.cubicTo(*knot)
+
+
+@functools.lru_cache(256)
+def _spline(count: int, closed: bool, tension: float) -> Points:
+    """(3 segments, count): what turns points into two handles and an end for each stretch between them."""
+    here = np.eye(count)
+    if closed:
+        around = np.concatenate([here[-1:], here, here[:2]])
+    else:
+        around = np.concatenate([2 * here[:1] - here[1:2], here, 2 * here[-1:] - here[-2:-1]])
+    slope = (around[2:] - around[:-2]) * (tension / 6.0)
+    at = around[1:-1]
+    stretches: Points = np.stack([at[:-1] + slope[:-1], at[1:] - slope[1:], at[1:]], 1).reshape(-1, count)
+    return stretches
 
 
 def ring(there: Points, back: Points) -> Path:
@@ -75,7 +84,7 @@ def stroke(canvas: Canvas, path: Path, colour: int, width: float, *, blur: float
         AntiAlias=True, Color=colour, Style=skia.Paint.kStroke_Style, StrokeWidth=width,
         StrokeCap=skia.Paint.kRound_Cap, StrokeJoin=skia.Paint.kRound_Join,
     )  # fmt: skip
-    if blur:
+    if blur >= BLUR_MIN:
         paint.setMaskFilter(skia.MaskFilter.MakeBlur(skia.kNormal_BlurStyle, blur))
     canvas.drawPath(path, paint)
 

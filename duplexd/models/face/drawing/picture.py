@@ -41,6 +41,6 @@ class Studio:
 
     def i420(self, picture: Picture) -> I420:
         """BGRA to limited-range BT.601, what browsers expect of small video."""
-        frame = av.VideoFrame.from_ndarray(picture, format="bgra")
+        frame = av.VideoFrame.from_numpy_buffer(picture, format="bgra")
         planes = self._reformatter.reformat(frame, format="yuv420p", dst_colorspace=Colorspace.ITU601).to_ndarray()
         return np.asarray(planes, np.uint8)

@@ -7,37 +7,21 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from duplexd.models.face.drawing import pen
-from duplexd.models.face.drawing.character import Character, Lock
+from duplexd.models.face.drawing.character import Character
 from duplexd.models.face.drawing.library import skia
 from duplexd.models.face.drawing.pen import argb, mix
 from duplexd.models.face.drawing.pose import SIZE, Points, Pose
+from duplexd.models.face.drawing.resting import EYE_X, EYE_Y, Layer, Paints, Shape, Sketch, cross, on_face
+from duplexd.models.face.drawing.texture import Collage, surface_on
 from duplexd.models.face.motion import Channel, Motion, clamped
 
 Picture = npt.NDArray[np.uint8]  #: (height, width, 4), BGRA
-Shape = npt.NDArray[np.float64]  #: (n, 3) in head space
 
-_EYE_Y, _EYE_X = -0.02, 0.43
-_RAYS = [(float(np.cos(angle)), float(np.sin(angle))) for angle in np.linspace(0, 2 * np.pi, 16, endpoint=False)]
 _MOUTH_Y = 0.735
-
-
-def _surface(x: Shape | float, y: Shape | float) -> Any:
-    """How far the front of the head comes forward at (x, y)."""
-    return np.sqrt(np.clip(1.12 - np.square(x) * 0.95, 0.02, None)) * (0.98 - 0.10 * np.square(np.asarray(y) - 0.2))
-
-
-def _on_face(flat: npt.ArrayLike, *, forward: float = 0.0) -> Shape:
-    """(n, 2) drawn on the front of the head -> (n, 3)."""
-    points = np.asarray(flat, np.float64)
-    depth = _surface(points[:, 0], points[:, 1]) + forward
-    return np.column_stack([points, depth])
 
 
 class Portrait:
@@ -49,16 +33,15 @@ class Portrait:
     def __init__(self, character: Character, *, size: int = SIZE) -> None:
         self.character, self.size = character, size
         self.pixels: Picture = np.zeros((size, size, 4), np.uint8)
-        self._surface = skia.Surface(self.pixels, skia.kBGRA_8888_ColorType, skia.kPremul_AlphaType)
-        self._canvas = self._surface.getCanvas()
+        self._surface = surface_on(self.pixels)
+        self.canvas = self._surface.getCanvas()
         self._backdrop = self._paint_backdrop()
-        self._skin = _Skin(character, size)
+        self.paints, self.collage = Paints(character, size), Collage(self.pixels)
 
     def draw(self, motion: Motion) -> Picture:
         """One frame (CHANNELS,) -> the picture, which the next call overwrites."""
-        motion = clamped(motion)
         self.pixels[:] = self._backdrop
-        part = _Parts(self._canvas, self.character, self._skin, motion, Pose(motion, size=self.size))
+        part = _Frame(self, clamped(motion))
         part.hair("back")
         part.neck()
         part.trunk()
@@ -82,143 +65,26 @@ class Portrait:
             [argb(middle), argb(mix(middle, edge, 0.55)), argb(edge)],
             [0, 0.5, 1],
         )
-        self._canvas.drawPaint(skia.Paint(Shader=shader, Dither=True))
+        self.canvas.drawPaint(skia.Paint(Shader=shader, Dither=True))
         return self.pixels.copy()
 
 
-class _Skin:
-    """Light and colour of a face, painted once for the head at rest and laid on it as the head moves.
-
-    A frame then pays for one pass over the face instead of a dozen; the outline and all features stay exact.
-    """
-
-    #: Points of the front of the head by which the picture is laid on.
-    PINS = ((-0.6, -0.5, 0.62), (0.6, -0.5, 0.62), (0.0, 0.9, 0.70))
-
-    def __init__(self, character: Character, size: int) -> None:
-        surface = skia.Surface(size, size)
-        motion = character.identity.neutral()
-        pose = Pose(motion, size=size)
-        part = _Parts(surface.getCanvas(), character, self, motion, pose)
-        part.paint_skin()
-        self._image = surface.makeImageSnapshot()
-        self._pins = pose(self.PINS)
-
-    def shader(self, pose: Pose) -> Any:
-        """The skin where the head is now."""
-        there = np.column_stack([self._pins, np.ones(3)])
-        a = np.linalg.solve(there, pose(self.PINS))
-        matrix = skia.Matrix.MakeAll(a[0, 0], a[1, 0], a[2, 0], a[0, 1], a[1, 1], a[2, 1], 0, 0, 1)
-        # The picture has no detail that could be seen to step from pixel to pixel.
-        nearest = skia.SamplingOptions(skia.FilterMode.kNearest)
-        return self._image.makeShader(skia.TileMode.kClamp, skia.TileMode.kClamp, nearest, matrix)
-
-
-class _Parts:
+class _Frame(Sketch):
     """One frame being drawn."""
 
-    def __init__(self, canvas: Any, character: Character, skin: _Skin, motion: Motion, pose: Pose) -> None:
-        self.canvas, self.motion, self.pose, self.skin = canvas, motion, pose, skin
-        self.colours, self.features, self.extras = character.colours, character.features, character.extras
-        self.locks = character.hair
-        self.m = {channel: float(motion[channel]) for channel in Channel}
-        self.unit = pose.length(1.0)
-        self.outline = self._outline()
-
-    # Outline ----------------------------------------------------------------------------------------------------------
-
-    def _outline(self) -> Points:
-        """The face without hair: forehead, temples, cheeks, jaw, chin."""
-        f = self.features
-        drop = 0.125 * self.m[Channel.JAW]
-        squeeze = 1 - 0.035 * self.m[Channel.JAW]
-        lift = 0.03 * max(0.0, self.m[Channel.SMILE])
-        chin = 1.235 + 0.09 * (f.chin - 1) + drop
-        right = [
-            (0.34, -1.22, 0.30),
-            (0.72, -0.98, 0.22),
-            (0.935 * f.cheeks, -0.50, 0.12),
-            (0.955 * f.cheeks, -0.02, 0.10),
-            ((0.925 + lift) * f.cheeks, 0.34, 0.16),
-            (0.815 * f.jaw * squeeze, 0.70 + 0.35 * drop, 0.24),
-            (0.560 * f.jaw * squeeze, 1.01 + 0.8 * drop, 0.42),
-            (0.250 * f.jaw * squeeze, chin - 0.050, 0.56),
-        ]
-        left = [(-x, y, z) for x, y, z in reversed(right)]
-        return self.pose([(0.0, -1.27, 0.34), *right, (0.0, chin, 0.60), *left])
+    def __init__(self, portrait: Portrait, motion: Motion) -> None:
+        super().__init__(portrait.canvas, portrait.character, motion, Pose(motion, size=portrait.size))
+        self.paints, self.collage = portrait.paints, portrait.collage
 
     # Behind the face --------------------------------------------------------------------------------------------------
 
-    def hair(self, layer: str) -> None:
-        for lock in self.locks:
-            if lock.layer == layer:
-                self._lock(lock)
-
-    def _lock(self, lock: Lock) -> None:
-        points = self.pose(lock.points)
-        path = self._shape(lock)
-        top, bottom = points[:, 1].min(), points[:, 1].max()
-        names = {"hair": self.colours.hair, "light": self.colours.hair_light, "shade": self.colours.hair_shade}
-        first, last = (names[name] for name in lock.colours)
-        if lock.colours[0] == lock.colours[1]:
-            pen.fill(self.canvas, path, argb(first))
-        else:
-            pen.shade(self.canvas, path, pen.vertical(top, bottom, [argb(first), argb(last)]))
-        if lock.strands:
-            self._strands(lock)
-
-    def _strands(self, lock: Lock) -> None:
-        """Fine lines between the guides, light and dark by turns, as hair lies."""
-        guides = np.asarray(lock.strands, np.float64)
-        count = 7 * (len(guides) - 1)
-        along = np.arange(count + 1) / count * (len(guides) - 1)
-        low = np.minimum(along.astype(int), len(guides) - 2)
-        lines = guides[low] + (along - low)[:, None, None] * (guides[low + 1] - guides[low])
-        flat = self.pose(lines.reshape(-1, 3)).reshape(*lines.shape[:2], 2)
-        c = self.colours
-        looks = (
-            (c.hair_shade, 0.42, 0.020), (c.hair_light, 0.34, 0.030), (mix(c.hair_light, "#ffffff", 0.12), 0.40, 0.013),
-        )  # fmt: skip
-        for look, (colour, alpha, width) in enumerate(looks):
-            path = skia.Path()
-            for index in range(look, count + 1, len(looks)):
-                pen.extend(path, flat[index], move=True)
-            pen.stroke(self.canvas, path, argb(colour, lock.shine * alpha), self.unit * width)
-
-    def _shape(self, lock: Lock) -> Any:
-        return self._curly(lock) if lock.curls else pen.smooth(self.pose(lock.points))
-
-    def _curly(self, lock: Lock) -> Any:
-        """An outline of bumps: curls, as one sees them against the light."""
-        corners = np.asarray(lock.points, np.float64)
-        around = np.concatenate([corners, corners[:1]])
-        path = skia.Path()
-        path.setFillType(skia.PathFillType.kWinding)
-        path.addPath(pen.smooth(self.pose(corners)))
-        for a, b in pairwise(around):
-            count = max(1, round(float(np.linalg.norm(b - a)) / (1.25 * lock.curls)))
-            for step in range(count):
-                at = a + (b - a) * (step + 0.5) / count
-                wobble = 1.0 + 0.22 * np.sin(12.9 * at[0] + 7.3 * at[1])
-                x, y = self.pose([at])[0].tolist()
-                path.addCircle(x, y, self.pose.length(lock.curls) * wobble)
-        return path
-
-    def _cast(self) -> None:
-        """The shadow of hair on the face: four thin ones are soft enough, and a tenth of the price of a blur."""
-        dark = argb(mix(self.colours.shade, "#3a1420", 0.35), 0.15)
-        left, top = self.outline.min(0).tolist()
-        right, eyes = float(self.outline[:, 0].max()), float(self.pose([(0.0, 0.25, 0.5)])[0, 1])
-        self.canvas.save()
-        self.canvas.clipRect(skia.Rect.MakeLTRB(left, top, right, eyes))
-        for lock in self.locks:
-            if lock.layer == "front":
-                shape = self._shape(lock)
-                for step in (0.035, 0.065, 0.095):
-                    shadow = skia.Path(shape)
-                    shadow.offset(0.35 * step * self.unit, step * self.unit)
-                    pen.fill(self.canvas, shadow, dark)
-        self.canvas.restore()
+    def hair(self, layer: Layer) -> None:
+        shapes, texture = self.hair_shapes(layer), self.paints.hair.get(layer)
+        if texture is not None:
+            self.collage.lay(texture, self.paints.hair_pins(layer, self.pose), *shapes)
+        for shape, lock in zip(shapes, self.locks_of(layer), strict=True):
+            if texture is None:
+                pen.fill(self.canvas, shape, argb(self.dye(lock)[0]))
 
     def neck(self) -> None:
         width = 34.0 * self.features.neck
@@ -232,59 +98,12 @@ class _Parts:
         path.close()
         top, bottom = float(head[0, 1]), float(base[1, 1])
         dark = mix(self.colours.shade, "#40161c", 0.22)
-        pen.shade(
-            self.canvas,
-            path,
-            pen.vertical(top, bottom, [argb(dark), argb(dark), argb(self.colours.skin)], [0, 0.24, 0.75]),
-        )
+        rows = [top, top + 0.24 * (bottom - top), top + 0.75 * (bottom - top)]
+        self.collage.lay_gradient([dark, dark, self.colours.skin], rows, path)
 
     def trunk(self) -> None:
-        wide, c = self.features.shoulders, self.colours
-        at = self.pose.trunk
-        half = [(0, 474), (30, 466), (57, 443), (100, 457), (150, 478), (196, 500), (226, 540), (226, 600)]
-        if self.extras.collar == "turtle":
-            half[:4] = [(0, 425), (25, 421), (41, 409), (51, 420), (60, 446), (106, 461)]
-        if self.extras.collar in ("shirt", "v"):
-            half[:3] = [(0, 520), (24, 492), (58, 446)]
-        right = np.array([(256 + x * (wide if x > 58 else 1), y) for x, y in half], np.float64)
-        left = np.column_stack([512 - right[::-1, 0], right[::-1, 1]])
-        path = pen.smooth(at(np.concatenate([left, right[1:]])), closed=False, tension=0.8)
-        path.close()
-        # Light from the left, and the head's shadow on the chest.
-        centre = at([(232, 424)])[0].tolist()
-        lit = mix(c.cloth, "#ffffff", 0.10)
-        colours = [
-            argb(mix(c.cloth_shade, "#000000", 0.15)),
-            argb(mix(c.cloth, c.cloth_shade, 0.45)),
-            argb(lit),
-            argb(c.cloth),
-            argb(c.cloth_shade),
-        ]
-        pen.shade(self.canvas, path, pen.radial(centre, 262 * self.pose.zoom, colours, [0.0, 0.17, 0.40, 0.62, 1.0]))
-        if self.extras.collar == "round":
-            line = pen.smooth(at(np.concatenate([left[-3:], right[1:3]])), closed=False)
-            pen.stroke(self.canvas, line, argb(c.cloth_shade, 0.55), 6 * self.pose.zoom)
-            pen.stroke(self.canvas, line, argb(mix(c.cloth, "#ffffff", 0.25), 0.6), 1.6 * self.pose.zoom)
-        if self.extras.collar == "turtle":
-            for y, alpha in ((433, 0.26), (449, 0.34)):
-                fold = pen.smooth(
-                    at([(211, y - 11), (231, y - 1), (256, y + 3), (281, y - 1), (301, y - 11)]), closed=False
-                )
-                for width in (2.5, 6.0):
-                    pen.stroke(self.canvas, fold, argb(c.cloth_shade, 0.6 * alpha), width * self.pose.zoom)
-        if self.extras.collar in ("shirt", "v"):
-            self._collar()
-
-    def _collar(self) -> None:
-        at, c = self.pose.trunk, self.colours
-        for side in (-1, 1):
-            flap = np.array(
-                [(side * 52, 441), (side * 62, 458), (side * 44, 506), (side * 12, 524), (side * 30, 488)], np.float64
-            )
-            path = pen.smooth(at(flap + np.array([256.0, 0.0])), tension=0.35)
-            light = mix(c.cloth, "#ffffff", 0.16 if side < 0 else 0.06)
-            pen.fill(self.canvas, path, argb(light))
-            pen.stroke(self.canvas, path, argb(c.cloth_shade, 0.5), 1.4 * self.pose.zoom)
+        pins = self.pose.trunk(Paints.TRUNK_PINS)
+        self.collage.lay_whole(self.paints.trunk, pins, top=pins[0, 1])
 
     def ears(self) -> None:
         for side in (-1.0, 1.0):
@@ -341,84 +160,15 @@ class _Parts:
     # The face ---------------------------------------------------------------------------------------------------------
 
     def face(self) -> None:
-        pen.shade(self.canvas, pen.smooth(self.outline), self.skin.shader(self.pose))
-        self._cast()
+        self.collage.lay(self.paints.skin, self.pose(Paints.SKIN_PINS), pen.smooth(self.outline))
         c, smile = self.colours, max(0.0, self.m[Channel.SMILE])
         rise = 0.05 * (smile + 0.5 * self.m[Channel.SQUINT])
         if smile > 0.1:
             for side in (-1.0, 1.0):
-                x, y = self.pose(_on_face([(side * 0.58, 0.34 - rise)]))[0].tolist()
+                x, y = self.pose(on_face([(side * 0.58, 0.34 - rise)]))[0].tolist()
                 pen.glow(self.canvas, (x, y), self.unit * 0.27, self.unit * 0.19, c.blush, 0.20 * smile)
-            x, y = self.pose(_on_face([(-0.60, 0.15 - rise)]))[0].tolist()
+            x, y = self.pose(on_face([(-0.60, 0.15 - rise)]))[0].tolist()
             pen.glow(self.canvas, (x, y), self.unit * 0.20, self.unit * 0.12, "#ffffff", 0.16 * smile)
-
-    def paint_skin(self) -> None:
-        """All of the skin at rest, beyond the outline too: a moving outline must find skin under it."""
-        c, canvas = self.colours, self.canvas
-        dark = mix(c.shade, "#5a2030", 0.18)
-        x, y = self.pose([(-0.30, -0.30, 0.9)])[0].tolist()
-        light = pen.radial(
-            (x, y),
-            self.unit * 1.75,
-            [argb(c.light), argb(c.skin), argb(mix(c.skin, c.shade, 0.7)), argb(c.shade)],
-            [0.0, 0.38, 0.78, 1.0],
-        )
-        canvas.drawPaint(skia.Paint(Shader=light, Dither=True))
-        left, right = self.outline[:, 0].min(), self.outline[:, 0].max()
-        side = skia.GradientShader.MakeLinear(
-            [(left, 0), (right, 0.35 * (right - left))],
-            [argb(dark, 0.0), argb(dark, 0.0), argb(dark, 0.30), argb(dark, 0.62)],
-            [0, 0.55, 0.86, 1.0],
-        )
-        canvas.drawPaint(skia.Paint(Shader=side, Dither=True))
-        chin = float(self.outline[:, 1].max())
-        below = pen.vertical(chin - 0.30 * self.unit, chin, [argb(dark, 0.0), argb(dark, 0.36)])
-        canvas.drawPaint(skia.Paint(Shader=below, Dither=True))
-        if self.extras.stubble:
-            self._stubble()
-        self._modelling()
-
-    def _modelling(self) -> None:
-        c = self.colours
-        for side in (-1.0, 1.0):
-            x, y = self.pose(_on_face([(side * 0.58, 0.36)]))[0].tolist()
-            pen.glow(self.canvas, (x, y), self.unit * 0.34, self.unit * 0.24, c.blush, 0.36)
-            x, y = self.pose(_on_face([(side * _EYE_X, _EYE_Y + 0.01)]))[0].tolist()
-            pen.glow(self.canvas, (x, y), self.unit * 0.38, self.unit * 0.27, mix(c.shade, c.blush, 0.3), 0.34)
-        x, y = self.pose(_on_face([(-0.16, -0.62)]))[0].tolist()
-        pen.glow(self.canvas, (x, y), self.unit * 0.55, self.unit * 0.34, "#ffffff", 0.16)
-        x, y = self.pose(_on_face([(-0.60, 0.16)]))[0].tolist()
-        pen.glow(self.canvas, (x, y), self.unit * 0.24, self.unit * 0.15, "#ffffff", 0.20)
-        if self.features.freckles:
-            self._freckles()
-
-    def _stubble(self) -> None:
-        c = self.colours
-        beard = pen.smooth(
-            self.pose(
-                [
-                    (-0.90, 0.24, 0.2),
-                    (-0.66, 0.52, 0.6),
-                    (-0.38, 0.56, 0.85),
-                    (0.0, 0.50, 1.0),
-                    (0.38, 0.56, 0.85),
-                    (0.66, 0.52, 0.6),
-                    (0.90, 0.24, 0.2),
-                    (0.80, 1.1, 0.3),
-                    (0.0, 1.5, 0.5),
-                    (-0.80, 1.1, 0.3),
-                ]
-            )
-        )
-        pen.soft(self.canvas, beard, argb(mix(c.hair_shade, c.skin, 0.30), self.extras.stubble), self.unit * 0.12)
-
-    def _freckles(self) -> None:
-        spots = np.random.default_rng(7).uniform((-0.62, 0.14), (0.62, 0.40), (26, 2))
-        paint = skia.Paint(
-            AntiAlias=True, Color=argb(mix(self.colours.shade, "#7a3b1c", 0.5), 0.4 * self.features.freckles)
-        )
-        for index, (x, y) in enumerate(self.pose(_on_face(spots)).tolist()):
-            self.canvas.drawCircle(x, y, self.unit * (0.009 + 0.006 * (index % 3)), paint)
 
     def nose(self) -> None:
         c, big = self.colours, self.features.nose
@@ -490,8 +240,8 @@ class _Parts:
         squint = m[Channel.SQUINT]
         big = f.eyes
         along = np.array([0.0, 0.16, 0.38, 0.62, 0.84, 1.0])
-        x = _EYE_X * f.eye_gap + (along - 0.47) * 0.50 * big
-        corner = _EYE_Y + 0.035 - along * (0.050 + 0.10 * f.eye_tilt)
+        x = EYE_X * f.eye_gap + (along - 0.47) * 0.50 * big
+        corner = EYE_Y + 0.035 - along * (0.050 + 0.10 * f.eye_tilt)
         rise = np.array([0.0, 0.118, 0.188, 0.186, 0.108, 0.0]) * big
         fall = np.array([0.0, 0.050, 0.090, 0.098, 0.062, 0.0]) * big * (1 - 0.55 * squint)
         lower = corner + fall
@@ -500,7 +250,7 @@ class _Parts:
         open_ = corner - rise * (1 - 0.10 * squint)
         upper = shut + (open_ - shut) * lid
         upper = np.minimum(upper, lower - 0.002)
-        return _on_face(np.column_stack([side * x, upper])), _on_face(np.column_stack([side * x, lower]))
+        return on_face(np.column_stack([side * x, upper])), on_face(np.column_stack([side * x, lower]))
 
     def eye(self, side: float) -> None:
         c, canvas, u = self.colours, self.canvas, self.unit
@@ -524,49 +274,31 @@ class _Parts:
             )
             canvas.save()
             canvas.clipPath(opening, skia.ClipOp.kIntersect, True)
-            self._iris(side)
+            self._iris(side, opening)
             shadow = upper.copy()
             shadow[:, 1] += 0.018 * u
             pen.stroke(canvas, pen.smooth(shadow, closed=False), argb("#2a1626", 0.34), 0.055 * u, blur=0.018 * u)
             canvas.restore()
             corner = self.pose(
-                _on_face([(side * (_EYE_X * self.features.eye_gap - 0.222 * self.features.eyes), _EYE_Y + 0.038)])
+                on_face([(side * (EYE_X * self.features.eye_gap - 0.222 * self.features.eyes), EYE_Y + 0.038)])
             )[0].tolist()
             canvas.drawCircle(
                 *corner, 0.017 * u, skia.Paint(AntiAlias=True, Color=argb(mix(c.blush, "#b3565c", 0.5), 0.75))
             )
         self._lashes(side, upper, lower)
 
-    def _iris(self, side: float) -> None:
-        c, canvas, u = self.colours, self.canvas, self.unit
+    def _iris(self, side: float, opening: pen.Path) -> None:
+        canvas, u = self.canvas, self.unit
         f, m = self.features, self.m
-        x3 = side * _EYE_X * f.eye_gap + 0.135 * m[Channel.GAZE_X]
-        y3 = _EYE_Y - 0.044 - 0.085 * m[Channel.GAZE_Y]
-        x, y = self.pose(_on_face([(x3, y3)]))[0].tolist()
+        x3 = side * EYE_X * f.eye_gap + 0.135 * m[Channel.GAZE_X]
+        y3 = EYE_Y - 0.044 - 0.085 * m[Channel.GAZE_Y]
+        x, y = self.pose(on_face([(x3, y3)]))[0].tolist()
         r = 0.150 * f.eyes * u
-        canvas.save()
-        canvas.translate(x, y)
         # Seen from the side it is narrower.
-        canvas.scale(1 - 0.10 * abs(m[Channel.GAZE_X]), 1.0)
-        dark = mix(c.iris, "#120a14", 0.62)
-        shader = pen.radial(
-            (0, 0.22 * r),
-            r * 1.12,
-            [argb(c.iris_light), argb(mix(c.iris, c.iris_light, 0.35)), argb(c.iris), argb(dark)],
-            [0.0, 0.42, 0.74, 1.0],
-        )
-        canvas.drawCircle(0, 0, r, skia.Paint(AntiAlias=True, Shader=shader))
-        ring = skia.Paint(AntiAlias=True, Color=argb(dark, 0.85), Style=skia.Paint.kStroke_Style, StrokeWidth=0.11 * r)
-        canvas.drawCircle(0, 0, r * 0.95, ring)
-        rays = skia.Path()
-        for cos, sin in _RAYS:
-            rays.moveTo(cos * 0.50 * r, sin * 0.50 * r)
-            rays.lineTo(cos * 0.80 * r, sin * 0.80 * r)
-        pen.stroke(canvas, rays, argb(c.iris_light, 0.32), 0.045 * r)
-        canvas.drawCircle(0, 0, r * 0.46, skia.Paint(AntiAlias=True, Color=argb("#0d080c")))
-        shade = pen.vertical(-r, r * 0.5, [argb("#0d0610", 0.62), argb("#0d0610", 0.0)])
-        canvas.drawCircle(0, 0, r, skia.Paint(AntiAlias=True, Shader=shade))
-        canvas.restore()
+        across = r * (1 - 0.10 * abs(m[Channel.GAZE_X]))
+        disc = skia.Path()
+        disc.addOval(skia.Rect.MakeLTRB(x - across, y - r, x + across, y + r))
+        self.collage.lay(self.paints.iris, cross(x, y, across, r), disc, within=opening)
         # The light stays where it is: it moves half as far as the iris does.
         lx, ly = x - 0.42 * r - 0.05 * u * m[Channel.GAZE_X], y - 0.40 * r + 0.03 * u * m[Channel.GAZE_Y]
         canvas.drawOval(
@@ -581,10 +313,10 @@ class _Parts:
         lid = m[Channel.LID_LEFT if side < 0 else Channel.LID_RIGHT]
         along = np.array([0.0, 0.16, 0.38, 0.62, 0.84, 1.0])
         f = self.features
-        base = _EYE_Y + 0.02 - along * (0.055 + 0.10 * f.eye_tilt)
+        base = EYE_Y + 0.02 - along * (0.055 + 0.10 * f.eye_tilt)
         arch = np.array([0.045, 0.172, 0.248, 0.250, 0.185, 0.080]) * f.eyes * (1 + 0.08 * max(0.0, lid - 1))
         raised = 0.02 * m[Channel.BROW_LEFT if side < 0 else Channel.BROW_RIGHT]
-        crease = _on_face(np.column_stack([upper[:, 0], base - arch - raised]))
+        crease = on_face(np.column_stack([upper[:, 0], base - arch - raised]))
         top = self.pose(crease)
         edge = self.pose(upper)
         if lid < 0.97:
@@ -646,13 +378,13 @@ class _Parts:
         move = -0.150 * raised + knit * (inner * (0.050 - 0.150 * worry) + (1 - inner) * 0.050 * worry)
         y = base + move
         thick = np.array([0.013, 0.028, 0.027, 0.017, 0.003]) * f.brows
-        top = self.pose(_on_face(np.column_stack([side * x, y - thick]), forward=0.02))
-        bottom = self.pose(_on_face(np.column_stack([side * x, y + thick * 0.8]), forward=0.02))
+        top = self.pose(on_face(np.column_stack([side * x, y - thick]), forward=0.02))
+        bottom = self.pose(on_face(np.column_stack([side * x, y + thick * 0.8]), forward=0.02))
         path = pen.ring(top, bottom)
         pen.soft(self.canvas, path, argb(c.brows, 0.55), self.unit * 0.012)
         pen.fill(self.canvas, path, argb(c.brows, 0.80))
         if knit > 0.15:
-            fold = self.pose(_on_face([(side * 0.075, -0.40), (side * 0.085, -0.30)], forward=0.02))
+            fold = self.pose(on_face([(side * 0.075, -0.40), (side * 0.085, -0.30)], forward=0.02))
             pen.stroke(
                 self.canvas,
                 pen.smooth(fold, closed=False),
@@ -708,7 +440,7 @@ class _Parts:
             corner = lips.outer_top[-1 if side > 0 else 0]
             reach = abs(float(corner[0])) + 0.10
             line = self.pose(
-                _on_face(
+                on_face(
                     [
                         (side * 0.23, 0.42),
                         (side * (0.6 * reach + 0.12), 0.55),
@@ -848,10 +580,10 @@ class _Lips:
         inner_bottom = inner_bottom - tuck * (0.6 * down + 0.018) * lower_shape
         outer_top = inner_top - upper * cupid
         outer_bottom = inner_bottom + lower * lower_shape
-        self.outer_top = _on_face(np.column_stack([x, outer_top]), forward=forward - 0.02)
-        self.inner_top = _on_face(np.column_stack([x, inner_top]), forward=forward)
-        self.inner_bottom = _on_face(np.column_stack([x, inner_bottom]), forward=forward)
-        self.outer_bottom = _on_face(np.column_stack([x, outer_bottom]), forward=forward - 0.02)
+        self.outer_top = on_face(np.column_stack([x, outer_top]), forward=forward - 0.02)
+        self.inner_top = on_face(np.column_stack([x, inner_top]), forward=forward)
+        self.inner_bottom = on_face(np.column_stack([x, inner_bottom]), forward=forward)
+        self.outer_bottom = on_face(np.column_stack([x, outer_bottom]), forward=forward - 0.02)
         self.bottom_y = float(inner_bottom[3])
         shown = 0.034 + 0.030 * m[Channel.LIFT] + 0.016 * max(0.0, smile)
         self.teeth_y = float(inner_top[3]) + min(shown + 0.10 * tuck * self.gap, 0.75 * (self.gap + 0.02))
