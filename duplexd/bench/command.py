@@ -36,6 +36,7 @@ def add_bench(commands: Any) -> None:
     policies.add_argument("--policy", action="append", default=[], metavar="NAME", help="one of them; default: all")
     policies.add_argument("--seeds", type=int, default=5, help="how many of them; default: 5")
     policies.add_argument("--processes", type=int, default=2)
+    policies.add_argument("--sweep", action="store_true", help="the constants of interaction instead of the table")
     _output(policies, run_policies)
     costs = kinds.add_parser("costs", help="what the pocket model's stages cost here, as a calibration for simulate")
     costs.add_argument("--toml", type=Path, metavar="FILE", help="write the calibration")
@@ -109,6 +110,11 @@ def run_policies(options: argparse.Namespace) -> int:
 
     from duplexd.bench import policies
 
+    if options.sweep:
+        report = policies.sweep(options.scenario, output=options.json, processes=options.processes)
+        if options.json is not None:
+            options.json.write_text(json.dumps(report, indent=1) + "\n")
+        return _publish_sweep(report)
     report = policies.bench(
         options.scenario,
         output=options.json,
@@ -123,6 +129,20 @@ def run_policies(options: argparse.Namespace) -> int:
     Console(width=max(120, Console().width)).print(table)
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def _publish_sweep(report: dict[str, Any]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("constant", "load", "server ms p90", "continuity", "waste", "useful/s")
+    for name, values in report["sweep"].items():
+        for value, cells in values.items():
+            for load, cell in cells.items():
+                figures = (f"{cell['continuity']:.1%}", f"{cell['waste']:.1%}", f"{cell['useful_rps']:.3f}")
+                table.add_row(f"{name}={value}", load, f"{cell['ttfp_server_ms']['p90']:.0f}", *figures)
+    Console(width=max(100, Console().width)).print(table)
     return 0
 
 

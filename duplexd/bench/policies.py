@@ -3,8 +3,10 @@
 1. One scenario, one calibration, no constant of which depends on policy, concurrency or p. Seeds of this table differ
    from those of any sweep that chose constants (`SWEEP_SEEDS`).
 2. A figure is the mean over seeds; the smallest and largest stand beside it under `spread`.
-3. Runs are independent: they go to as many processes as asked for, and every finished one is kept beside the output,
-   so that a run that was stopped goes on where it stopped. What was kept for another scenario or version is not used.
+3. Runs are independent: they go to as many processes as asked for, seed by seed, and every finished one is kept beside
+   the output. A bench that was stopped goes on where it stopped, and one for more seeds adds to what is there. What was
+   kept of another scenario, calibration or engine is not used.
+4. `sweep` chooses the constants of `interaction`, on seeds and loads of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from typing import Any
 
 import msgspec
 
+import duplexd
 from duplexd import __version__
-from duplexd.engine.policy import POLICIES
+from duplexd.bench import scheduling
+from duplexd.engine.policy import POLICIES, Interaction
 from duplexd.errors import ConfigError
 from duplexd.simulation import calibration as calibrations
 from duplexd.simulation import scenario as scenarios
@@ -32,6 +36,16 @@ CHANCES = (0.0, 0.3, 0.5, 0.7, 1.0)
 CHANCES_AT = 8  #: concurrency of the sweep over the chance of an interruption
 SEED_FIRST = 101  #: of the table; further ones count up
 SWEEP_SEEDS = (1, 2, 3)  #: of fits and sweeps
+#: What the sweep tries, one constant at a time beside the defaults, and the loads (listeners, chance) it tries them at.
+SWEEP = {
+    "p_safe_ms": (50.0, 100.0, 200.0, 300.0, 400.0),
+    "alpha": (0.0, 1.0, 4.0),
+    "beta": (0.0, 1.0, 4.0),
+}
+SWEEP_S = 300.0  #: of people coming, in each of its runs
+SWEEP_LOADS = ((8, 0.0), (12, 0.0), (16, 0.0), (8, 0.5))
+#: Whose code a run depends on.
+PACKAGES = ("engine", "media", "memory", "simulation", "streams")
 CONTINUITY_MIN = 0.95  #: a load counts for `useful_rps_at_slo` while so many replies are without a gap
 PERCENTILES = ("p50", "p90", "p95")
 #: What LiveServe prints (arXiv 2606.22983, figures 11, 13 and 16), for its baseline (vLLM-Omni, LRU offload) and
@@ -78,10 +92,13 @@ def seeds_of(count: int) -> tuple[int, ...]:
     return tuple(range(SEED_FIRST, SEED_FIRST + count))
 
 
-def runs_of(policies: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-    """All cells, each once: p = 0 at the common concurrency belongs to both tables."""
-    cells = {(c, 0.0) for c in CONCURRENCIES} | {(CHANCES_AT, p) for p in CHANCES}
-    return sorted(Run(policy, c, p, seed) for policy in policies for c, p in cells for seed in seeds)
+#: Loads of the table, each once: p = 0 at the common concurrency belongs to both of its halves.
+LOADS = frozenset({(c, 0.0) for c in CONCURRENCIES} | {(CHANCES_AT, p) for p in CHANCES})
+
+
+def runs_of(policies: Sequence[str], seeds: Sequence[int], loads: Iterable[tuple[int, float]] = LOADS) -> list[Run]:
+    """All cells."""
+    return sorted(Run(policy, c, p, seed) for policy in policies for c, p in loads for seed in seeds)
 
 
 def bench(
@@ -100,20 +117,71 @@ def bench(
     chosen = list(policies) or list(POLICIES)
     if unknown := [name for name in chosen if name not in POLICIES]:
         raise ConfigError(f"there is no policy {', '.join(unknown)}; there are {', '.join(POLICIES)}")
+    scenario = _closed(file)
+    kept = run_all(scenario, runs_of(chosen, seeds), output=output, processes=processes, said=said)
+    return {**table_of(kept.reports, chosen, seeds, scenario), **costs_of(scheduling.bench())}
+
+
+def sweep(
+    file: Path, *, output: Path | None, processes: int = 2, said: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """The constants of `interaction`, one at a time: {"sweep": {constant: {value: {load: figures}}}}."""
+    scenario = msgspec.structs.replace(_closed(file), duration_s=SWEEP_S)
+    defaults = Interaction.__init__.__kwdefaults__ or {}
+    spelled = {
+        (name, value): "interaction" if value == defaults[name] else f"interaction {name}={value:g}"
+        for name, values in SWEEP.items()
+        for value in values
+    }
+    wanted = runs_of(sorted(set(spelled.values())), SWEEP_SEEDS, SWEEP_LOADS)
+    reports = run_all(scenario, wanted, output=output, processes=processes, said=said).reports
+
+    def cells(policy: str) -> dict[str, Any]:
+        return {
+            f"c{c} p{p:g}": averaged([reports[Run(policy, c, p, seed).key] for seed in SWEEP_SEEDS])
+            for c, p in SWEEP_LOADS
+        }
+
+    return {
+        "calibration": scenario.calibration,
+        "seeds": list(SWEEP_SEEDS),
+        "duration_s": scenario.duration_s,
+        "sweep": {
+            name: {f"{value:g}": cells(spelled[name, value]) for value in values} for name, values in SWEEP.items()
+        },
+    }
+
+
+def _closed(file: Path) -> Scenario:
     scenario = scenarios.load(file)
     if scenario.arrivals.kind != "closed":
         raise ConfigError(f"scenario {file}: a sweep over concurrency needs a closed loop")
+    return scenario
+
+
+def run_all(
+    scenario: Scenario, wanted: Sequence[Run], *, output: Path | None, processes: int, said: Callable[[str], None]
+) -> Kept:
+    """Do what is missing of the runs that are wanted, and keep it; one process: in this one."""
     kept = Kept(None if output is None else output.with_suffix(".runs.jsonl"), digest_of(scenario))
-    wanted = runs_of(chosen, seeds)
     missing = [run for run in wanted if run.key not in kept.reports]
     said(f"{len(wanted)} runs, {len(missing)} of them still to do, on {processes} processes")
+    # Whole seeds first; of each the longest first, so that no process is left alone with one at the end.
+    todo = sorted(missing, key=lambda run: (run.seed, -run.concurrency, run))
+    if processes == 1:
+        for run in todo:
+            kept.keep(run, run_one(scenario, run))
+        return kept
     with ProcessPoolExecutor(processes) as pool:
-        # The longest first, so that no process is left alone with one at the end.
-        todo = sorted(missing, key=lambda run: (-run.concurrency, run))
         futures = {pool.submit(run_one, scenario, run): run for run in todo}
         for future in as_completed(futures):
             kept.keep(futures[future], future.result())
-    return table_of(kept.reports, chosen, seeds, scenario)
+    return kept
+
+
+def costs_of(scheduler: dict[str, Any]) -> dict[str, Any]:
+    """What deciding costs on the machine of the bench, out of `duplexd bench scheduler`."""
+    return {name: scheduler[name] for name in ("round_us_1000_sessions", "overhead_us_per_step")}
 
 
 def run_one(scenario: Scenario, run: Run) -> dict[str, Any]:
@@ -123,10 +191,13 @@ def run_one(scenario: Scenario, run: Run) -> dict[str, Any]:
 
 
 def digest_of(scenario: Scenario) -> str:
-    """Names everything a run depends on but its own cell: version, scenario, calibration."""
+    """Names everything a run depends on but its own cell: version, code, scenario, calibration."""
     calibration = calibrations.load(scenario.calibration)
-    text = msgspec.json.encode([__version__, scenario, calibration], order="deterministic")
-    return hashlib.sha256(text).hexdigest()[:16]
+    digest = hashlib.sha256(msgspec.json.encode([__version__, scenario, calibration], order="deterministic"))
+    home = Path(duplexd.__file__).parent
+    for file in sorted(file for package in PACKAGES for file in (home / package).glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 class Kept:
@@ -179,8 +250,6 @@ def table_of(
         "policies": tables,
         "published": PUBLISHED,
         "against_fcfs": {policy: compared(tables[policy], tables["fcfs"]) for policy in policies if "fcfs" in tables},
-        "round_us_1000_sessions": None,
-        "overhead_us_per_step": None,
     }
 
 

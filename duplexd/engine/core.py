@@ -30,7 +30,7 @@ from duplexd.engine.monitor import Load, Monitor, Pressure
 from duplexd.engine.policy import Eviction, Misfit, SchedulingPolicy
 from duplexd.engine.residency import Residency, Transfer
 from duplexd.engine.scheduler import OfferId, Scheduler
-from duplexd.engine.session import FEED_MAX, Session
+from duplexd.engine.session import FEED_LONGEST, FEED_MAX, Session
 from duplexd.engine.speculation import SpeculationTunables
 from duplexd.engine.stores import FaceStores, Stores
 from duplexd.engine.work import PATIENT, Launch, StageFailed, StageFinished, Work
@@ -78,10 +78,8 @@ from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks, ms_from_
 
 PROGRESS_EVERY = Nanos(100 * NANOS_PER_MS)
 METRICS_EVERY = Nanos(NANOS_PER_SECOND)
-PAGES_A_STEP = 8  #: what one think step takes at most: its feed, the tokens it decodes, one page begun by a cut
+PAGES_A_STEP = 4  #: what one think step takes beside its feed: the tokens it decodes, one page begun by a cut
 SESSIONS_LISTED_MAX = 32  #: sessions whose bytes are told one by one: those that hold most
-#: Stages whose steps several sessions may share; a copy is a batch of one session's blocks already.
-SHARED = frozenset({Role.THINK, Role.TALK, Role.RENDER, Role.GENERATE, Role.REFINE})
 RIDERS_LOOKED_AT = 4  #: offers looked at for each row that is free: a launch does not search a thousand for one rider
 STARVED_AFTER = Nanos(NANOS_PER_SECOND)  #: work that was ready and found no lane for so long
 LOAD_AGE_MAX = Nanos(20 * NANOS_PER_MS)
@@ -109,7 +107,7 @@ class EngineCore:
     ) -> None:
         self.plan = plan
         self.stores = stores
-        self.monitor = Monitor(plan.edges)
+        self.monitor = Monitor(_ways_of(plan))
         self.governor = Governor()
         self._frames_seen = FramesCounted(0, 0, {})  #: as counted at the last look
         self._face_lanes = face_lanes(plan.stages.values())
@@ -178,6 +176,8 @@ class EngineCore:
         """When to call `handle_timer` if nothing happens before; strictly later than the last call."""
         first = self._timers.first()
         times = [] if first is None else [first[0]]
+        if (wakes := self._scheduler.wakes_at()) is not None:
+            times.append(wakes)
         if self.sessions or self._now < self._watch_until:
             times.append(self._next_progress)
         return Nanos(max(min(times), self._now + 1)) if times else None
@@ -348,9 +348,11 @@ class EngineCore:
         took = Nanos(event.ended_at - event.started_at) if isinstance(event, StageFinished) else None
         lane, stage = self._scheduler.end(event.work, took or Nanos(0))
         self.monitor.ended(lane, now)
+        times = self.monitor.times
+        rows = times.end(stage)
         if took is not None:
-            self.monitor.ran(lane, stage, took)
-            self._scheduler.note_quantum(stage, self.monitor.times.mean(stage) or took)
+            self.monitor.ran(lane, stage, took, rows=rows)
+            self._scheduler.note_times(stage, took=times.mean(stage) or took, reach=times.reach(stage) or took)
         if event.work in self._transfers:
             self._transferred(event, now)
             return
@@ -393,6 +395,7 @@ class EngineCore:
         """A launch is ordered: its lane is taken, and the time goes to its owners' accounts."""
         weights = [(owner, self.sessions[owner].priority) for owner in owners if owner in self.sessions]
         self.monitor.began(self._scheduler.begin(work, stage, weights), now)
+        self.monitor.times.begin(stage, max(1, len(owners)), now)
 
     def _launch(self, work: Work, now: Nanos) -> bool:
         self._last_work += 1
@@ -402,7 +405,7 @@ class EngineCore:
             return False
         place = len(self._out)  # Before the copies that riders may order: names of work only grow (streams/fence.py).
         owners, jobs = [work.session], list(launch.jobs)
-        rows = self.plan.stages[work.stage].batch_max if work.role in SHARED else 1
+        rows = self._rows(work, now)
         if len(jobs) < rows:
             with closing(self._riders(work, looked_at=RIDERS_LOOKED_AT * rows)) as riders:
                 for other in riders:
@@ -416,6 +419,22 @@ class EngineCore:
         self._begin_work(work_id, work.stage, owners, now)
         self._out.insert(place, Launch(work_id, work.stage, tuple(jobs)))
         return True
+
+    def _rows(self, work: Work, now: Nanos) -> int:
+        """How many may share the launch that this offer leads. Where a reply has just begun, so many that it ends
+        before the beginning has been heard; all there may be where it comes too late anyway.
+        """
+        rows = self._scheduler.rows_max(work.stage)
+        if not work.beginning or not self._policy.spares_beginnings or work.silence_at is None:
+            return rows
+        times = self.monitor.times
+        left = work.silence_at - (times.after(work.stage) or 0) - now
+        for count in range(rows, 1, -1):
+            worst = times.at_worst(work.stage, count)
+            if worst is None or worst <= left:
+                return count
+        alone = times.of_rows(work.stage, 1)
+        return 1 if alone is None or alone <= left else rows
 
     def _riders(self, work: Work, *, looked_at: int) -> Generator[Work, None, None]:
         """Whose step may share a launch with this one: never so long a one that the most urgent would wait for it."""
@@ -434,7 +453,7 @@ class EngineCore:
             return None
         launch = session.launch(work, work_id, now)
         if launch is None and work.role is Role.THINK and self.stores.pages.refusal is Refusal.PARTITION_FULL:
-            self._make_room(PAGES_A_STEP, now)
+            self._make_room(PAGES_A_STEP + FEED_LONGEST // self.stores.pages.spec.page_tokens, now)
         self._offer(session, now)
         return launch
 
@@ -611,6 +630,7 @@ class EngineCore:
         """Once a second: who starves, how much face there is time for, and how many may have a place from now on."""
         self._count_starved(now)
         self._govern()
+        self._scheduler.note_loads(self.load().lanes)
         if self._admission is None or not self._policy.places_follow:
             return
         harmed = self.monitor["chunks_late"] + self.monitor["works_starved"]
@@ -633,9 +653,9 @@ class EngineCore:
         """
         starving = {
             ((work.session, work.stage, work.need), work.ready_at)
-            for work in self._scheduler.waiting()
+            for work, since in self._scheduler.waiting()
             # Nobody is served late because a face is; that is the governor's affair.
-            if work.need not in PATIENT and work.role not in FACE_ROLES and now - work.ready_at >= STARVED_AFTER
+            if work.need not in PATIENT and work.role not in FACE_ROLES and now - since >= STARVED_AFTER
         }
         for name, ready_at in sorted(starving - self._starving):
             self.monitor.count("works_starved")
@@ -741,6 +761,13 @@ class FramesCounted(msgspec.Struct, frozen=True):
     made: int  #: frames handed over in time
     missed: int  #: late, or never made
     busy_us: dict[str, int]  #: by lane of the face
+
+
+def _ways_of(plan: ModelPlan) -> tuple[tuple[str, str], ...]:
+    """Edges of the plan, and the one that carries no payload: what is being thought is still to be talked."""
+    think, talk = plan.stage(Role.THINK), plan.stage(Role.TALK)
+    words = () if think is None or talk is None else ((think.name, talk.name),)
+    return tuple(dict.fromkeys((*plan.edges, *words)))
 
 
 def _shares(event: StageFinished | StageFailed, owners: int) -> Iterator[StageFinished | StageFailed]:

@@ -10,7 +10,7 @@ Policies, benches and whoever watches read it; nothing here decides anything, an
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -21,6 +21,10 @@ from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks
 EVENTS_MAX = 4096
 #: The newest launch has this share of a stage's average time, as a divisor.
 TIME_WEIGHT = 8
+#: Deviations beyond the mean that one must expect (RFC 6298: a timeout is the mean and four deviations).
+DEVIATIONS = 4
+#: The same for launches of as many rows, whose spread is small; what it is taken for at first, and the newest's share.
+STRAYS, STRAYED_FIRST, STRAYED_WEIGHT = 3, 0.25, 16
 #: A lane's utilisation is the mean of so many whole windows: long enough that one reply's burst is not an overload.
 WINDOW = Nanos(NANOS_PER_SECOND)
 WINDOWS = 10
@@ -76,7 +80,7 @@ class Pressure(msgspec.Struct, frozen=True):
 
 
 class StageTimes:
-    """How long launches of each stage take, and how long everything after a stage takes.
+    """How long launches of each stage take, and everything after a stage: on average, and as long as one must expect.
 
     Args:    edges: (source, target) of the plan; a stage's successors are what a chunk still passes through.
     """
@@ -86,25 +90,86 @@ class StageTimes:
         for source, target in edges:
             self._next.setdefault(source, []).append(target)
         self._mean: dict[str, int] = {}
+        self._deviation: dict[str, int] = {}
+        self._of_rows: dict[tuple[str, int], int] = {}
+        self._strayed: dict[str, float] = {}  # from the mean of launches of as many rows, as a share of it
+        self._running: dict[str, tuple[int, Nanos]] = {}  # rows, begun at
 
-    def note(self, stage: str, took: Nanos) -> None:
+    def begin(self, stage: str, rows: int, now: Nanos) -> None:
+        """A launch of so many rows was ordered."""
+        self._running[stage] = (rows, now)
+
+    def end(self, stage: str) -> int:
+        """It has come back, well or not; returns its rows."""
+        return self._running.pop(stage, (1, Nanos(0)))[0]
+
+    def note(self, stage: str, took: Nanos, *, rows: int = 1) -> None:
+        """A launch that came back well took so long."""
+        usual = self._of_rows.get((stage, rows), took)
+        strayed = self._strayed.get(stage, STRAYED_FIRST)
+        self._of_rows[stage, rows] = usual + (took - usual) // TIME_WEIGHT
+        self._strayed[stage] = strayed + (abs(took - usual) / max(1, usual) - strayed) / STRAYED_WEIGHT
         mean = self._mean.get(stage)
-        self._mean[stage] = took if mean is None else mean + (took - mean) // TIME_WEIGHT
+        if mean is None:
+            self._mean[stage], self._deviation[stage] = took, took // 2  # RFC 6298 §2.2
+            return
+        deviation = self._deviation[stage]
+        self._mean[stage] = mean + (took - mean) // TIME_WEIGHT
+        self._deviation[stage] = deviation + (abs(took - mean) - deviation) // TIME_WEIGHT
 
     def mean(self, stage: str) -> Nanos | None:
         """Moving average of one launch; None while nothing was measured."""
         mean = self._mean.get(stage)
         return None if mean is None else Nanos(mean)
 
+    def reach(self, stage: str) -> Nanos | None:
+        """From wanting a launch to its end, as long as one must expect: one that runs is waited for, then comes one's
+        own, and they stray. None while nothing was measured.
+        """
+        mean = self._mean.get(stage)
+        return None if mean is None else Nanos(2 * mean + DEVIATIONS * self._deviation[stage])
+
     def after(self, stage: str) -> Nanos | None:
         """The longest way from this stage to the output; 0 after the last, None while a part of it is unmeasured."""
+        return self._way(stage, self.mean)
+
+    def reach_after(self, stage: str) -> Nanos | None:
+        """The same, as long as one must expect."""
+        return self._way(stage, self.reach)
+
+    def _way(self, stage: str, own: Callable[[str], Nanos | None]) -> Nanos | None:
         longest = 0
         for follower in self._next.get(stage, ()):
-            own, rest = self._mean.get(follower), self.after(follower)
-            if own is None or rest is None:
+            took, rest = own(follower), self._way(follower, own)
+            if took is None or rest is None:
                 return None
-            longest = max(longest, own + rest)
+            longest = max(longest, took + rest)
         return Nanos(longest)
+
+    def of_rows(self, stage: str, rows: int) -> Nanos | None:
+        """Moving average of launches of so many rows; None while there was none."""
+        usual = self._of_rows.get((stage, rows))
+        return None if usual is None else Nanos(usual)
+
+    def at_worst(self, stage: str, rows: int) -> Nanos | None:
+        """What nearly all launches of so many rows stay within; None while there was none."""
+        usual = self._of_rows.get((stage, rows))
+        return None if usual is None else Nanos(usual + self.stray(stage, usual))
+
+    def stray(self, stage: str, took: int) -> int:
+        """How much longer than `took` a launch may become that is expected to take that long."""
+        return int(STRAYS * self._strayed.get(stage, STRAYED_FIRST) * took)
+
+    def lane_free_at(self, stage: str, now: Nanos) -> tuple[Nanos, int]:
+        """When the stage's running launch is expected to end, and how long such a launch takes; (now, 0): none runs.
+
+        One that runs over is expected to take a quarter of its usual time more, whenever one asks.
+        """
+        if stage not in self._running:
+            return now, 0
+        rows, begun = self._running[stage]
+        usual = self._of_rows.get((stage, rows), 0)
+        return Nanos(max(begun + usual, now + usual // 4)), usual
 
 
 class Utilisation:
@@ -203,11 +268,11 @@ class Monitor:
         """A launch has come back, well or not."""
         self._lanes[lane].end(now)
 
-    def ran(self, lane: str, stage: str, took: Nanos) -> None:
-        """A launch that came back well worked for so long."""
+    def ran(self, lane: str, stage: str, took: Nanos, *, rows: int = 1) -> None:
+        """A launch of so many rows that came back well worked for so long."""
         self.count("launches")
         self.count(f"busy_us_{lane}", took // 1000)
-        self.times.note(stage, took)
+        self.times.note(stage, took, rows=rows)
 
     def utilisation(self, now: Nanos) -> Mapping[str, float | None]:
         """By lane, of those that have worked."""

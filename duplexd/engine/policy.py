@@ -2,12 +2,14 @@
 
 A policy answers a few questions. It sees offers (`Work`), a `Moment` and a `Load`, never a transport or a session.
 
-    rank               where an offer stands among those of its lane
+    rank               where an offer stands among those of its lane, and whether it may begin a launch by itself
     may_ride           whether an offer may share the launch of a more urgent one
     lookahead          how far a stage may run ahead of the ear; None: as far as memory allows
     delivers_ahead     how far what is made may be handed over ahead of the ear
     eviction, preloads whose memory leaves first, and whether it comes back before it is needed
     sizes_chunks       whether chunks follow the playback that is left; places_follow: whether places follow the load
+    spares_beginnings  whether launches stay short, and first chunks wait, where a gap would follow the first words
+    feeds_by_cost      whether a step of prefill may take as long as one of decoding; else it has a count of tokens
     admits_speculation whether work may be done for a turn that may not have ended
 
     name              order                 lookahead   eviction   preload   like
@@ -30,6 +32,7 @@ from typing import Any, Protocol
 import msgspec
 
 from duplexd.engine.monitor import Load
+from duplexd.engine.timeline import BUDGET_MAX
 from duplexd.engine.work import PATIENT, Need, Work
 from duplexd.errors import ConfigError
 from duplexd.streams.stage import Role
@@ -66,11 +69,14 @@ class Moment(msgspec.Struct, frozen=True):
     served: float = 0.0  #: lane time this session had, over its weight (EEVDF's v), ns
     owed: bool = True  #: it had no more than the mean of those who want the lane (EEVDF: lag >= 0)
     quantum: Nanos = Nanos(NANOS_PER_MS)  #: one step of the stage: deadlines closer than this are equal
+    reach: Nanos = Nanos(0)  #: from wanting a launch of the stage to its end, as long as one must expect
+    load: float | None = None  #: share of its time that the lane works; None: not measured yet
 
 
 class Rank(msgspec.Struct, frozen=True):
     key: tuple[float, ...]  #: the least goes first
-    until: Nanos | None = None  #: the clock alone changes the key then
+    until: Nanos | None = None  #: the clock alone changes the key, or `leads`, then
+    leads: bool = True  #: it may begin a launch; False: it waits for company, with a key behind all that may
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -79,6 +85,7 @@ class Gate(msgspec.Struct, frozen=True):
     role: Role
     unit: Ticks  #: playback length of one piece of this stage, at most
     budget: Ticks  #: what keeps playback whole, the piece included (DESIGN §5 rule 1)
+    rows: int = 1  #: sessions that may share a launch of the stage
 
 
 class SchedulingPolicy(Protocol):
@@ -89,6 +96,8 @@ class SchedulingPolicy(Protocol):
     misfit: Misfit
     sizes_chunks: bool  #: the length of a chunk follows the playback that is left; else the ramp of the plan
     places_follow: bool  #: how many may talk at once follows what is measured (admission.py `Aimd`)
+    spares_beginnings: bool  #: a reply begins when it can go on, and what it goes on with shares no long launch
+    feeds_by_cost: bool  #: a step of prefill is no longer than a step of decoding; else it is FEED_MAX tokens
 
     def rank(self, work: Work, at: Moment) -> Rank:
         """Where one offer stands on its lane; pure."""
@@ -118,6 +127,8 @@ class Fcfs:
     misfit = Misfit.SKIP
     sizes_chunks = False
     places_follow = False
+    spares_beginnings = False
+    feeds_by_cost = False
 
     def rank(self, work: Work, at: Moment) -> Rank:
         return Rank((work.need is Need.SPECULATION, work.ready_at, work.session))
@@ -163,8 +174,12 @@ class DeliveryPaced(Fcfs):
     delivers_ahead = PACED_DELIVERY
 
 
-#: Classes of urgency, most urgent first.
-U0, U1, ARRIVING, U2, U2_NOT_OWED, SPECULATIVE = range(6)
+#: Classes of urgency, most urgent first. With company U2 comes last: it waits, and suspicion may use the lane.
+U0, U1, DUE, ARRIVING, U2, U2_NOT_OWED, SPECULATIVE, WAITING, WAITING_NOT_OWED = range(9)
+#: A lane that works more than this share of its time is busy.
+LANES_BUSY = 0.7
+#: On a lane that is not busy, what is due lets first sounds pass until this share of the time it needs is left.
+HASTE = 0.5
 
 
 class Interaction:
@@ -173,11 +188,20 @@ class Interaction:
     Within U0 and U1, offers that are due within one step of the stage are equal, and who had less lane time goes first.
     Within U2, who had more than the mean comes after those who had not. Each mechanism can be switched off alone.
 
+    Company: a batch costs little more than one row, and behind the gate chunks come one at a time. So an offer may be
+    made earlier than it must (`lookahead`), and until it is due it begins no launch: it rides on those of others, or
+    begins one when as many wait as share a launch. It is due when only P_safe and the time it needs are left, `reach`:
+    the launch that runs, its own, and how they stray. While the lane is busy it is U0 then, by deadline; on a lane with
+    time to spare first sounds still pass (DUE) until half of that is left.
+
     Args:    p_safe_ms: so much left to play is safe; alpha, beta: weights of equation 1, see `_utility`.
              misfit: "stop" or "skip", see `Misfit`.
-             order, gate, next_use, preload, speculation, slack_chunks, admission: False takes that mechanism away: then
-             the order is by ready age, nothing holds generation back, memory leaves by LRU, comes back when it is
-             needed, no turn is anticipated, chunks have the lengths of the plan's ramp, and places stay as declared.
+             company_ms: how much earlier than it must a chunk may be rendered in company, within the longest budget.
+             order, gate, next_use, preload, speculation, slack_chunks, admission, company, beginnings, feed: False
+             takes that mechanism away: then the order is by ready age, nothing holds generation back, memory leaves by
+             LRU, comes back when it is needed, no turn is anticipated, chunks have the lengths of the plan's ramp,
+             places stay as declared, everything begins a launch at once, beginnings are not spared
+             (`spares_beginnings`), and prefill takes steps of a fixed count of tokens.
     """
 
     name = "interaction"
@@ -186,10 +210,11 @@ class Interaction:
     def __init__(
         self,
         *,
-        p_safe_ms: float = 400.0,
+        p_safe_ms: float = 200.0,
         alpha: float = 1.0,
         beta: float = 1.0,
         misfit: str = Misfit.SKIP.value,
+        company_ms: float = 300.0,
         order: bool = True,
         gate: bool = True,
         next_use: bool = True,
@@ -197,11 +222,14 @@ class Interaction:
         speculation: bool = True,
         slack_chunks: bool = True,
         admission: bool = True,
+        company: bool = True,
+        beginnings: bool = True,
+        feed: bool = True,
     ) -> None:
-        if p_safe_ms <= 0 or alpha < 0 or beta < 0:
+        if p_safe_ms <= 0 or alpha < 0 or beta < 0 or company_ms < 0:
             raise ConfigError(
-                f"policy interaction was given p_safe_ms={p_safe_ms}, alpha={alpha}, beta={beta}; "
-                "p_safe_ms must be more than 0, alpha and beta at least 0"
+                f"policy interaction was given p_safe_ms={p_safe_ms}, alpha={alpha}, beta={beta}, "
+                f"company_ms={company_ms}; p_safe_ms must be more than 0, the others at least 0"
             )
         if misfit not in (known := [m.value for m in Misfit]):
             raise ConfigError(f"policy interaction was given misfit={misfit!r}; it is {' or '.join(known)}")
@@ -213,9 +241,13 @@ class Interaction:
         self.preloads = preload
         self.sizes_chunks = slack_chunks
         self.places_follow = admission
+        self.spares_beginnings = beginnings
+        self.feeds_by_cost = feed
         self._order = order
         self._gate = gate
         self._speculation = speculation
+        self._company = company and order and gate
+        self._earlier = ticks_from_ms(company_ms)
 
     def rank(self, work: Work, at: Moment) -> Rank:
         if not self._order:
@@ -235,12 +267,22 @@ class Interaction:
         return Rank((urgency, -work.priority, due, at.served, work.ready_at, work.session), until)
 
     def _playing(self, work: Work, deadline: Nanos, at: Moment) -> Rank:
-        if deadline - at.now <= self.p_safe:
-            return Rank((U0, _step(deadline, at), -work.priority, at.served, deadline, work.session))
+        reach = at.reach if self._company else 0
+        due = deadline - self.p_safe - reach
+        if at.now < due:
+            return self._ahead(work, deadline, due, at)
+        spare = reach and at.load is not None and at.load <= LANES_BUSY
+        near = due + int((1 - HASTE) * reach) if spare else due
+        key = (_step(deadline, at), -work.priority, at.served, deadline, work.session)
+        return Rank((U0, *key)) if at.now >= near else Rank((DUE, *key), Nanos(near))
+
+    def _ahead(self, work: Work, deadline: Nanos, due: int, at: Moment) -> Rank:
+        utility = self._utility(work, deadline, at)
+        if self._company:
+            waiting = WAITING if at.owed else WAITING_NOT_OWED
+            return Rank((waiting, -utility, work.ready_at, work.session), Nanos(due), False)
         urgency = U2 if at.owed else U2_NOT_OWED
-        until = min(deadline - self.p_safe, at.now + RANK_AGE_MAX)
-        key = (urgency, -self._utility(work, deadline, at), work.ready_at, work.session)
-        return Rank(key, Nanos(until))
+        return Rank((urgency, -utility, work.ready_at, work.session), Nanos(min(due, at.now + RANK_AGE_MAX)))
 
     def _utility(self, work: Work, deadline: Nanos, at: Moment) -> float:
         """Equation 1 but for a term that grows with the clock for everybody alike: beta U_kv - alpha C_barge.
@@ -251,14 +293,21 @@ class Interaction:
         return self.beta * _kv_relief(work, at) - self.alpha * deadline / self.p_safe
 
     def may_ride(self, rider: Work, leader: Work) -> bool:
-        if leader.role is Role.THINK:
-            return _shares_think_step(rider, leader)
         # Every row makes a launch longer: who waits for the first sound waits for nobody's later chunk, nor for one
         # that may never be heard.
-        return leader.started or (not rider.started and _shares_think_step(rider, leader))
+        return _shares_think_step(rider, leader) and (leader.started or not rider.started)
 
     def lookahead(self, gate: Gate) -> Ticks | None:
-        return gate.budget if self._gate else None
+        """The budget; where launches are shared, what may ride on others' before it must be begun comes on top. Text is
+        made for a piece of speech: it is one more ahead.
+        """
+        if not self._gate:
+            return None
+        if not self._company or gate.rows == 1:
+            return gate.budget
+        if gate.role is Role.RENDER:
+            return Ticks(max(gate.budget, min(BUDGET_MAX, gate.budget + self._earlier)))
+        return Ticks(gate.budget + (2 if gate.role is Role.THINK else 1) * gate.unit)
 
     def admits_speculation(self, load: Load) -> bool:
         """While nobody else needs the time or the memory. What is not known counts as taken; whoever is alone fills the
@@ -268,12 +317,11 @@ class Interaction:
             return False
         busiest = load.busiest if load.places_taken > 1 else None
         # A lane that nobody has measured yet has not worked for a whole window: it is idle.
-        return load.places_waited_for == 0 and (busiest is None or busiest <= SPECULATION_LANES_MAX)
+        return load.places_waited_for == 0 and (busiest is None or busiest <= LANES_BUSY)
 
 
-#: Beyond these, work that may be for nothing would be at somebody's cost.
+#: Beyond this, memory for work that may be for nothing would be at somebody's cost.
 SPECULATION_PAGES_MAX = 0.9
-SPECULATION_LANES_MAX = 0.7
 
 
 def _step(due: Nanos, at: Moment) -> Nanos:

@@ -109,6 +109,8 @@ class Reply:
         self.ended_at = accepted_at  #: last voiced sample of the turn
         self.prefilled_at = Nanos(0)
         self.worded_at = Nanos(0)
+        self.talked_at = Nanos(0)  #: the first clause was talked
+        self.held_since = Nanos(0)  #: its first chunk is made and not handed over
         self.published_at = Nanos(0)
         self.tokens: list[int] = []
         self.avoided: tuple[int, ...] = ()  #: tokens of a first attempt that held no word

@@ -3,13 +3,15 @@
 1. One piece of work a lane at a time: what has not been launched can still be taken back.
 2. Nothing is sorted anew while nothing happens. An offer is ranked when it comes, when it changes, and when the clock
    alone has changed its rank (`Rank.until`), each in O(log n).
-3. Lane time is counted by session, over its priority (EEVDF's v): what was had, and the mean V of those who want the
+3. An offer that may not begin a launch (`Rank.leads`) waits for company: it rides on another's, begins one when as many
+   wait as share a launch, or when the clock says so. The policy ranks it behind all that may.
+4. Lane time is counted by session, over its priority (EEVDF's v): what was had, and the mean V of those who want the
    lane now. Whoever comes back after a while is neither owed more than a second nor owes more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -17,12 +19,15 @@ from duplexd.engine.policy import Moment, SchedulingPolicy
 from duplexd.engine.work import Need, Work
 from duplexd.ids import SessionId, WorkId
 from duplexd.memory.agenda import Agenda
-from duplexd.streams.stage import StageSpec
+from duplexd.streams.stage import Role, StageSpec
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 
 #: What absence can earn or cost (Linux: sleepers keep a bounded lag).
 LAG_MAX = NANOS_PER_SECOND
 QUANTUM_MIN = NANOS_PER_MS
+FOREVER = Nanos(2**63 - 1)
+#: Stages whose steps several sessions may share; a copy is a batch of one session's blocks already.
+SHARED = frozenset({Role.THINK, Role.TALK, Role.RENDER, Role.GENERATE, Role.REFINE})
 
 #: One offer: a session wants one piece of work of a stage for one reason.
 OfferId = tuple[SessionId, str, Need]
@@ -96,12 +101,16 @@ class Scheduler:
         self._stages_of: dict[str, list[str]] = {}
         for name, lane in self._lane_of.items():
             self._stages_of.setdefault(lane, []).append(name)
+        self._rows = {name: spec.batch_max if spec.role in SHARED else 1 for name, spec in stages.items()}
         self._policy = policy
         self._held: dict[SessionId, dict[OfferId, Work]] = {}
         self._orders: dict[str, Agenda[OfferId]] = {name: Agenda() for name in stages}
         self._changes: dict[str, Agenda[OfferId]] = {lane: Agenda() for lane in self._stages_of}
+        self._due: dict[OfferId, Nanos] = {}  # of those that wait, or have waited, for company: when they may begin one
         self._accounts = {lane: Accounts() for lane in self._stages_of}
         self._quantum = dict.fromkeys(stages, Nanos(QUANTUM_MIN))
+        self._reach = dict.fromkeys(stages, Nanos(0))
+        self._loads: Mapping[str, float | None] = {}
         self._pool_occupancy: float | None = None
         self._running: dict[WorkId, _Running] = {}
         self._busy: dict[str, int] = {}
@@ -137,15 +146,29 @@ class Scheduler:
         lane = self._lane_of[name[1]]
         self._orders[name[1]].remove(name)
         self._changes[lane].remove(name)
+        if name in self._due:
+            del self._due[name]
         self._accounts[lane].leave(name[0])
 
     def _rank(self, name: OfferId, work: Work, now: Nanos) -> None:
         lane = self._lane_of[work.stage]
         accounts = self._accounts[lane]
         served = accounts.served(work.session)
-        moment = Moment(now, self._pool_occupancy, served, served <= accounts.mean, self._quantum[work.stage])
+        moment = Moment(
+            now,
+            self._pool_occupancy,
+            served,
+            served <= accounts.mean,
+            self._quantum[work.stage],
+            self._reach[work.stage],
+            self._loads.get(lane),
+        )
         rank = self._policy.rank(work, moment)
         self._orders[work.stage].put(name, rank.key)
+        if not rank.leads:
+            self._due[name] = FOREVER if rank.until is None else rank.until
+        elif name in self._due:
+            self._due[name] = min(now, self._due[name])
         if rank.until is None:
             self._changes[lane].remove(name)
         else:
@@ -163,29 +186,51 @@ class Scheduler:
         """How full the page pool is; ranks take it over as they are made."""
         self._pool_occupancy = occupancy
 
-    def note_quantum(self, stage: str, took: Nanos) -> None:
-        """How long one step of a stage takes, as measured."""
+    def note_times(self, stage: str, *, took: Nanos, reach: Nanos) -> None:
+        """How long one step of a stage takes, as measured, and how long one must expect to wait for its end."""
         self._quantum[stage] = Nanos(max(QUANTUM_MIN, took))
+        self._reach[stage] = reach
+
+    def note_loads(self, loads: Mapping[str, float | None]) -> None:
+        """Share of its time that each lane works; ranks take it over as they are made."""
+        self._loads = loads
 
     def idle_lanes(self) -> list[str]:
         """Lanes with nothing to do and something offered."""
         return [lane for lane in self._stages_of if lane not in self._busy and self._accounts[lane].wanted]
 
+    def wakes_at(self) -> Nanos | None:
+        """When the clock may let somebody begin a launch on a lane with nothing to do; None: nobody waits for that."""
+        firsts = (self._changes[lane].first() for lane in self.idle_lanes())
+        return min((Nanos(first[0]) for first in firsts if first is not None), default=None)
+
+    def rows_max(self, stage: str) -> int:
+        """How many sessions may share a launch of a stage."""
+        return self._rows[stage]
+
     def urgent(self, lane: str, now: Nanos) -> Generator[Work, None, None]:
-        """Offers of one lane, most urgent first, each once. Offers may be replaced meanwhile; close it when done."""
+        """Offers of one lane that may begin a launch, most urgent first, each once. Offers may be replaced meanwhile;
+        close it when done.
+        """
         self._refresh(lane, now)
-        return self._scan([self._orders[stage] for stage in self._stages_of[lane]])
+        return self._scan([(self._orders[stage], self._rows[stage]) for stage in self._stages_of[lane]], now)
 
     def beside(self, stage: str) -> Generator[Work, None, None]:
         """Offers of one stage, most urgent first, to share a launch that has its first row."""
-        return self._scan([self._orders[stage]])
+        return self._scan([(self._orders[stage], 0)], FOREVER)
 
-    def _scan(self, orders: Sequence[Agenda[OfferId]]) -> Generator[Work, None, None]:
+    def _scan(self, orders: Sequence[tuple[Agenda[OfferId], int]], now: Nanos) -> Generator[Work, None, None]:
+        """Orders with how many must wait in them before one that waits for company comes up."""
         seen: set[OfferId] = set()
         lifted = []
         try:
             while True:
-                heads = [(head, order) for order in orders if (head := order.first()) is not None]
+                heads = [
+                    (head, order)
+                    for order, company in orders
+                    if (head := order.first()) is not None
+                    and (self._due.get(head[2], now) <= now or len(order) >= company)
+                ]
                 if not heads:
                     return
                 _, order = min(heads, key=lambda pair: pair[0][0])
@@ -222,7 +267,10 @@ class Scheduler:
     def running_count(self) -> int:
         return len(self._running)
 
-    def waiting(self) -> Iterator[Work]:
-        """Everything that is offered and not launched."""
+    def waiting(self) -> Iterator[tuple[Work, Nanos]]:
+        """Everything that is offered and not launched, and since when it could have been; a moment to come while it
+        waits for company.
+        """
         for works in self._held.values():
-            yield from works.values()
+            for name, work in works.items():
+                yield work, max(work.ready_at, self._due.get(name, work.ready_at))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import hypot
 from types import MappingProxyType
 from typing import Any
 
@@ -113,6 +114,7 @@ HOLD_ANSWER_MAX = Nanos(150 * NANOS_PER_MS)  #: how long a cut waits for the pag
 VOICE_THRESHOLD = 0.5
 ECHO_THRESHOLD = 0.5
 FEED_MAX = 64  #: tokens prefilled in one step: what an urgent chunk waits for at most
+FEED_LONGEST = 256  #: the same where a step may take as long as one of decoding
 KEYS_KEPT = 64  #: idempotency keys remembered
 THINK_FAILURES_MAX = 3
 TURNS_WAITING_MAX = 4
@@ -122,6 +124,10 @@ WORDS_FORGOTTEN = 64  #: of a turn that is too long: many at once, since all beh
 FINAL_AFTER = ticks_from_ms(160)  #: without a judge: silence after which the words are taken as complete
 #: A frame of 20 ms is on its way to the transport while the next is asked for, and a report may err by as much.
 PACE_MARGIN = ticks_from_ms(40)
+#: Until a listener's first report can have come, the server's clock stands in for their ear.
+REPORT_WITHIN = Nanos(500 * NANOS_PER_MS)
+#: How long a first chunk waits at most until the reply can go on without a gap.
+BEGINNING_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
 IDLE_UTTERANCE_MAX = ticks_from_ms(1000)  #: a hint of a voice that no block confirmed by then was none
 
 
@@ -780,6 +786,7 @@ class Session:
             self._clause_pace.note(ticks_from_nanos(now - self._clause_since))
         first = len(reply.words)
         words = reply.place(clause, result, lease)
+        reply.talked_at = reply.talked_at or now
         if words and reply is self.reply:
             self._emit_words(reply, first, words)
         self._release_clauses(reply)
@@ -810,10 +817,39 @@ class Session:
         """When the oldest chunk that is made may be handed over; None while there is none, or nothing plays."""
         if not self._made:
             return None
-        chunk = self._made[0]
+        chunk, reply = self._made[0], self.reply
+        if reply is not None and reply.chunks_published == 0 and self._policy.spares_beginnings:
+            return self._begins_at(reply, chunk, now)
         # A chunk that is longer than the bound goes when all before it was heard, or it would never go.
         ahead = Ticks(max(self._policy.delivers_ahead, chunk.span.length))
         return self.timeline.reenters_budget_at(chunk.span.end, ahead, now)
+
+    def _begins_at(self, reply: Reply, first: Chunk, now: Nanos) -> Nanos:
+        """When the first chunk may be handed over: so late that what follows it can be made while it is heard, as lanes
+        stand now. At once where more is made already, nothing follows, or nothing was measured.
+        """
+        reply.held_since = reply.held_since or now
+        goes_on = self._goes_on_at(reply, now)
+        if len(self._made) > 1 or len(reply.spoken) > 1 or reply.unplanned() is not None or goes_on is None:
+            return now
+        lasts = nanos_from_ticks(Ticks(first.span.length + self.timeline.buffer))
+        return Nanos(min(max(now, goes_on - lasts), max(now, reply.held_since + BEGINNING_WAIT_MAX)))
+
+    def _goes_on_at(self, reply: Reply, now: Nanos) -> Nanos | None:
+        """When the chunk after the first will be made, strays included, if its clause is talked next and alone."""
+        times = self._monitor.times
+        think, talk = self._plan.need(Role.THINK).name, self._plan.need(Role.TALK).name
+        free_at, running = times.lane_free_at(talk, now)
+        own, after = times.of_rows(talk, 1), times.after(talk)
+        if own is None or after is None:
+            return None
+        if self._busy.get(Role.TALK):
+            return Nanos(free_at + times.stray(talk, running) + after)
+        if reply.all_talked:
+            return None
+        worded_at = now if reply.to_talk else times.lane_free_at(think, now)[0]
+        # Two launches that stray independently: their squares add up.
+        return Nanos(max(worded_at, free_at) + own + times.stray(talk, round(hypot(own, running))) + after)
 
     def _drop_chunks(self, dropped: list[Chunk]) -> None:
         """Nobody will hear them, nor anything else that waits to be handed over. What a lane still writes keeps its
@@ -1458,23 +1494,38 @@ class Session:
 
     def _work(self, role: Role, need: Need, now: Nanos) -> Work:
         reply, stage = self.reply, self._plan.need(role).name
-        started = reply is not None and reply.published_at > 0
         made = self._made_until(role)
+        published = reply is not None and reply.published_at > 0
+        follows = reply is not None and need is Need.CHUNK and reply.talked_at > 0 and made > reply.start
         return Work(
             session=self.id,
             stage=stage,
             role=role,
             need=need,
             ready_at=self._ready_since.setdefault(role, now),
-            started=started,
-            silence_at=None if self.timeline.assumed else self.timeline.silence_at(made, now),
+            started=published or follows,
+            beginning=follows and reply is not None and reply.chunks_made <= 1,
+            silence_at=self._silence_at(reply, made, now),
             sent_silence_at=Nanos(reply.published_at + nanos_from_ticks(made - reply.start))
-            if reply is not None and started
+            if reply is not None and published
             else None,
-            after=self._monitor.times.after(stage),
+            after=self._monitor.times.reach_after(stage),
             priority=self.priority,
             pool_share=self._stores.pool_share(len(self.context.ids)),
         )
+
+    def _silence_at(self, reply: Reply | None, made: Ticks, now: Nanos) -> Nanos | None:
+        """When all that is made will have been heard; None: nobody knows. Of a reply that has not begun: if its first
+        chunk goes out as soon as it can be rendered.
+        """
+        if reply is not None and reply.published_at == 0 and reply.talked_at and made > reply.start:
+            rendered = self._monitor.times.after(self._plan.need(Role.TALK).name) or 0
+            return Nanos(reply.talked_at + rendered + nanos_from_ticks(made - reply.start))
+        if not self.timeline.assumed:
+            return self.timeline.silence_at(made, now)
+        if reply is not None and reply.published_at and now - reply.published_at < REPORT_WITHIN:
+            return Nanos(reply.published_at + nanos_from_ticks(made - reply.start))
+        return None
 
     def _made_until(self, role: Role) -> Ticks:
         """End of what a stage has made, as far as its length is known: a clause that was not spoken yet has none."""
@@ -1523,9 +1574,8 @@ class Session:
     def _upstream_may(self, role: Role, reply: Reply, pending: Ticks, now: Nanos) -> bool:
         """Whether one more clause, of the worst length, stays within the lookahead; `pending` are not spoken yet."""
         unit = self._plan.clause_max
-        limit = self._policy.lookahead(
-            Gate(role, unit, Ticks(self._budget(reply, now) + self._clause_pace.worst + unit))
-        )
+        budget = Ticks(self._budget(reply, now) + self._clause_pace.worst + unit)
+        limit = self._policy.lookahead(Gate(role, unit, budget, self._plan.need(role).batch_max))
         ahead = reply.talked_until + pending + unit - self.timeline.playback(now)
         return limit is None or ahead <= limit
 
@@ -1587,7 +1637,8 @@ class Session:
         length = self._chunk_length(reply, spoken, now)
         end = Ticks(spoken.start + spoken.planned + length)
         budget = self.timeline.budget(length, self._making_time)
-        limit = self._policy.lookahead(Gate(Role.RENDER, self._plan.chunk_ramp[-1], budget))
+        gate = Gate(Role.RENDER, self._plan.chunk_ramp[-1], budget, self._plan.need(Role.RENDER).batch_max)
+        limit = self._policy.lookahead(gate)
         return now if limit is None else self.timeline.reenters_budget_at(end, limit, now)
 
     # Launching -----------------------------------------------------------------------------------------------------
@@ -1676,7 +1727,7 @@ class Session:
         if reply is not None and not reply.thinking:
             reply.thinking, self._clause_since = True, now
         try:
-            feed_max = FEED_MAX if reply is None or self.speculation is None else self._speculating.feed_max
+            feed_max = self._feed_max if reply is None or self.speculation is None else self._speculating.feed_max
             label = CacheClass.INGEST if reply is None else CacheClass.CURRENT
             feed = context.launch(work_id, steps=self._think_steps(reply), feed_max=feed_max, label=label)
         except ArenaFull:
@@ -1692,6 +1743,14 @@ class Session:
             folds=feed.folds,
         )
         return job, context
+
+    @property
+    def _feed_max(self) -> int:
+        """Tokens prefilled in one step. One that decodes is waited for anyway: one that prefills may take as long."""
+        cost = self._spec(Role.THINK).cost
+        if not self._policy.feeds_by_cost or not cost.per_unit_us:
+            return FEED_MAX
+        return min(FEED_LONGEST, max(FEED_MAX, self._plan.think_steps * cost.per_step_us // cost.per_unit_us))
 
     def _think_steps(self, reply: Reply | None) -> int:
         """Tokens to decode in one step. Small steps cost a little more and end sooner: while somebody waits for the

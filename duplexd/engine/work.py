@@ -35,12 +35,13 @@ class Work(msgspec.Struct, frozen=True):
     role: Role
     need: Need
     ready_at: Nanos  #: when it first could have run
-    started: bool = False  #: the reply's first chunk has been published
+    started: bool = False  #: the reply's first sound is out, or made: this is a step towards what follows it
+    beginning: bool = False  #: and no more than the first chunk is made: what follows is not sure to come in time
     silence_at: Nanos | None = None  #: when all that this stage has made will have been heard; None: nobody knows
     sent_silence_at: Nanos | None = (
         None  #: the same by the server's clock alone, as if all had played since it was sent
     )
-    after: Nanos | None = None  #: time of the stages after it; None: not measured yet
+    after: Nanos | None = None  #: time the stages after it need; None: not measured yet
     priority: int = 1
     pool_share: float | None = None  #: share of the page pool this session holds; None: not known
 

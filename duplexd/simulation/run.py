@@ -60,6 +60,7 @@ class Simulation:
             policy_options=options,
             silence_max_ms=engine.silence_max_ms,
             speculation=engine.speculation,
+            lanes_target=engine.lanes_target,
         )
         layout = layout_of(plan, sessions, engine.sessions_resident)
         host = host_of(layout, sessions)

@@ -21,6 +21,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place_wait_ms: float = 10_000.0
     silence_max_ms: float = 500.0  #: silence that ends a spoken turn
     speculation: bool = True  #: answer a spoken turn that is probably over before that is certain
+    #: Utilisation beyond which late listeners cost places. Lanes that run batches can be fuller than `serve` assumes.
+    lanes_target: float = 0.9
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +64,7 @@ def check(scenario: Scenario, *, file: Path = Path("scenario")) -> Scenario:
         (1 <= engine.sessions_max <= 4096, "engine.sessions_max lies in 1..4096"),
         (0 <= engine.sessions_resident <= engine.sessions_max, "engine.sessions_resident is above sessions_max"),
         (450 <= engine.silence_max_ms <= 5000, "engine.silence_max_ms lies in 450..5000"),
+        (0 <= engine.lanes_target <= 1, "engine.lanes_target lies in 0..1"),
         (0 <= engine.place_wait_ms <= 60_000, "engine.place_wait_ms lies in 0..60000"),
     ]
     for name, value in msgspec.structs.asdict(scenario.faults).items():

@@ -72,6 +72,28 @@ def test_another_duration_is_another_digest() -> None:
     assert policies.digest_of(shipped) != policies.digest_of(longer)
 
 
+def test_a_sweep_tries_each_constant_at_every_load_on_seeds_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not asked of the simulation again: the second sweep finds every run beside its output."""
+    ran: list[Run] = []
+    monkeypatch.setattr(policies, "run_one", lambda scenario, run: ran.append(run) or report())
+    output = tmp_path / "sweep.json"
+    found = [policies.sweep(LISTENERS, output=output, processes=1, said=lambda line: None) for _ in range(2)]
+    others = sum(len(values) - 1 for values in policies.SWEEP.values())
+
+    assert len(ran) == len(set(ran)) == (1 + others) * len(policies.SWEEP_LOADS) * len(policies.SWEEP_SEEDS)
+    assert not {run.seed for run in ran} & set(policies.seeds_of(20))
+    assert found[0] == found[1]
+    assert set(found[0]["sweep"]["p_safe_ms"]["200"]) == {"c8 p0", "c12 p0", "c16 p0", "c8 p0.5"}
+
+
+def test_what_deciding_costs_stands_in_the_table() -> None:
+    scheduler = {"round_us_1000_sessions": 400.0, "overhead_us_per_step": 90.0, "overhead_steps": 7}
+
+    assert policies.costs_of(scheduler) == {"round_us_1000_sessions": 400.0, "overhead_us_per_step": 90.0}
+
+
 def test_one_run_serves_the_people_of_its_cell() -> None:
     shipped = msgspec.structs.replace(scenario.load(LISTENERS), duration_s=30.0, warmup_s=0.0)
     found = policies.run_one(shipped, Run("fcfs", 2, 1.0, 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,44 @@ def test_an_average_follows_what_is_measured() -> None:
 
     assert times.mean("render") is not None
     assert times.mean("render") < 10  # type: ignore[operator]
+
+
+def test_one_must_expect_a_running_launch_ones_own_and_their_strays() -> None:
+    """A steady stage needs twice its time; one that strays by 40 around 100 needs four deviations more."""
+    times = StageTimes([("talk", "render")])
+    assert times.reach("talk") is None
+    for number in range(200):
+        times.note("render", Nanos(10))
+        times.note("talk", Nanos(140 if number % 2 else 60))
+
+    assert times.reach("render") == pytest.approx(20, abs=8)  # whole nanoseconds: what is left of the first deviation
+    assert times.reach("talk") == pytest.approx(2 * 100 + 4 * 40, rel=0.15)
+    assert times.reach_after("talk") == times.reach("render")
+    assert times.reach_after("render") == 0
+
+
+def test_launches_of_more_rows_are_known_apart() -> None:
+    times = StageTimes([])
+    for _ in range(100):
+        times.note("talk", Nanos(2000), rows=1)
+        times.note("talk", Nanos(4000), rows=4)
+
+    assert (times.of_rows("talk", 1), times.of_rows("talk", 4)) == (2000, 4000)
+    assert times.of_rows("talk", 2) is None
+    assert times.at_worst("talk", 2) is None
+    assert times.at_worst("talk", 4) == pytest.approx(4000, rel=0.05)
+
+
+def test_a_launch_that_runs_over_is_expected_to_go_on_for_a_while() -> None:
+    times = StageTimes([])
+    times.note("talk", Nanos(400), rows=2)
+    assert times.lane_free_at("talk", Nanos(50)) == (50, 0)
+    times.begin("talk", 2, Nanos(1000))
+
+    assert times.lane_free_at("talk", Nanos(1100)) == (1400, 400)
+    assert times.lane_free_at("talk", Nanos(1500)) == (1600, 400)
+    assert times.end("talk") == 2
+    assert times.lane_free_at("talk", Nanos(1500)) == (1500, 0)
 
 
 def test_utilisation_is_not_known_before_a_window_has_passed() -> None:

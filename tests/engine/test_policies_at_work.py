@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from duplexd.engine.policy import PACED_DELIVERY, POLICIES
+from duplexd.engine.session import REPORT_WITHIN
 from duplexd.engine.timeline import BUDGET_MAX
+from duplexd.engine.work import Work
 from duplexd.ids import SessionId
 from duplexd.messages import Progress, PublishChunk, ResponseState
 from duplexd.streams.stage import Role
-from duplexd.units import Ticks, ticks_from_ms
+from duplexd.units import NANOS_PER_MS, Nanos, Ticks, ticks_from_ms
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
 
 COMPLETED, CANCELLED = ResponseState.COMPLETED, ResponseState.CANCELLED
@@ -180,6 +183,34 @@ def test_talk_and_render_steps_of_several_sessions_share_launches() -> None:
         assert simulation.final_states(session) == {1: [COMPLETED]}
 
 
+def test_until_a_first_report_can_have_come_the_servers_clock_stands_in_for_the_ear() -> None:
+    """Fail closed: half a second after its first sound a page that never reports has no deadlines any more, and is
+    served by age; one that reports has them throughout.
+    """
+    deadlines: dict[bool, list[tuple[float, bool]]] = {}
+    for reports in (True, False):
+        simulation = Simulation(until_ms=6000)
+        listener = simulation.connect()
+        listener.reports = reports
+        listener.type("say 12", at=ms(1000), key="1")
+        seen, core = deadlines.setdefault(reports, []), simulation.core
+        launch = core._launch
+
+        def watched(work: Work, now: Nanos, *, seen: Any = seen, core: Any = core, launch: Any = launch) -> bool:
+            reply = core.sessions[work.session].reply
+            if work.role is Role.RENDER and reply.published_at:
+                seen.append(((now - reply.published_at) / NANOS_PER_MS, work.silence_at is not None))
+            return bool(launch(work, now))
+
+        core._launch = watched  # type: ignore[method-assign]
+        simulation.run()
+    limit = REPORT_WITHIN / NANOS_PER_MS
+
+    assert all(known for _, known in deadlines[True])
+    assert [known for _, known in deadlines[False]] == [after < limit for after, _ in deadlines[False]]
+    assert {known for _, known in deadlines[False]} == {True, False}
+
+
 def test_a_launch_that_fails_ends_the_replies_in_it_and_no_other() -> None:
     """DESIGN §5 rule 10, on shared launches: the first of two rows fails for its two owners, the others go on."""
     failed: list[int] = []
@@ -190,7 +221,7 @@ def test_a_launch_that_fails_ends_the_replies_in_it_and_no_other() -> None:
             return "made to fail"
         return ""
 
-    simulation = Simulation(until_ms=8000, rows=4, fails=fails)
+    simulation = Simulation(until_ms=8000, rows=4, fails=fails, policy_options={"company": "false"})
     for session in range(1, 5):
         simulation.connect(session).type("say 8", at=ms(1000), key="1")
     simulation.run()

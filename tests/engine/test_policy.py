@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 
 from duplexd.engine.monitor import Load
 from duplexd.engine.policy import (
+    ARRIVING,
+    DUE,
     INPUT_AGE_MAX,
     PACED_DELIVERY,
     POLICIES,
     RANK_AGE_MAX,
+    SPECULATIVE,
+    U0,
+    U1,
+    U2,
     Edf,
     Eviction,
     Fcfs,
@@ -26,6 +32,7 @@ from duplexd.engine.policy import (
     policy_of,
     spelled,
 )
+from duplexd.engine.timeline import BUDGET_MAX
 from duplexd.engine.work import Need, Work
 from duplexd.errors import ConfigError
 from duplexd.ids import SessionId
@@ -65,7 +72,7 @@ def moment(now: Nanos = NOW, **changes: Any) -> Moment:
 
 
 def order(*works: Work, policy: SchedulingPolicy | None = None, moments: dict[int, Moment] | None = None) -> list[int]:
-    policy, moments = policy or Interaction(), moments or {}
+    policy, moments = policy or Interaction(p_safe_ms=400), moments or {}
     return [w.session for w in sorted(works, key=lambda w: policy.rank(w, moments.get(w.session, moment())).key)]
 
 
@@ -82,7 +89,10 @@ def test_whoever_is_nearest_silence_goes_first_then_first_sounds_then_the_rest()
     far_ahead = playing(6, 1400)
     perhaps = work(7, need=Need.SPECULATION, role=Role.THINK, ready_at=at_ms(-900))
 
-    assert order(perhaps, far_ahead, ahead, listening, first_sound, low, nearly_silent) == [1, 2, 3, 4, 5, 6, 7]
+    works = (perhaps, far_ahead, ahead, listening, first_sound, low, nearly_silent)
+
+    assert order(*works, policy=Interaction(p_safe_ms=400, company=False)) == [1, 2, 3, 4, 5, 6, 7]
+    assert order(*works) == [1, 2, 3, 4, 7, 5, 6], "what waits for company leaves the lane even to suspicion"
 
 
 def test_a_deadline_leaves_time_for_the_stages_that_follow() -> None:
@@ -131,14 +141,14 @@ def test_among_those_who_are_ahead_whoever_had_more_than_the_mean_comes_after() 
 
 def test_a_rank_says_when_the_clock_changes_it() -> None:
     """A buffer that drains becomes urgent; input grows old; both say when."""
-    policy = Interaction()
+    policy = Interaction(p_safe_ms=400, company=False)
     ahead, arriving = playing(1, 600), work(2, need=Need.INPUT, role=Role.THINK)
     far = policy.rank(playing(3, 5000), moment())
 
     assert policy.rank(ahead, moment()).until == at_ms(200)
-    assert policy.rank(ahead, moment(at_ms(200))).key[0] == 0
+    assert policy.rank(ahead, moment(at_ms(200))).key[0] == U0
     assert policy.rank(arriving, moment()).until == NOW + INPUT_AGE_MAX
-    assert policy.rank(arriving, moment(Nanos(NOW + INPUT_AGE_MAX))).key[0] == 1
+    assert policy.rank(arriving, moment(Nanos(NOW + INPUT_AGE_MAX))).key[0] == U1
     assert far.until == NOW + RANK_AGE_MAX
 
 
@@ -156,7 +166,7 @@ def test_the_order_does_not_depend_on_when_offers_were_ranked(
     """Keys made at different moments, each still valid by its `until`, sort as keys made now do; U0, U1, input, U2,
     speculation is their order.
     """
-    policy = Interaction()
+    policy = Interaction(p_safe_ms=400, company=False)
     works = [
         playing(i, left, started=started, need=need, pool_share=share, ready_at=at_ms(-i))
         for i, (left, started, need, share) in enumerate(offers)
@@ -174,11 +184,72 @@ def test_the_order_does_not_depend_on_when_offers_were_ranked(
         assert deadline is not None
         near = deadline - later.now <= policy.p_safe
         if w.need is Need.CHUNK and w.started:
-            assert fresh[w.session][0] == (0 if near else 3)
+            assert fresh[w.session][0] == (U0 if near else U2)
         elif w.need is not Need.SPECULATION:
-            assert fresh[w.session][0] in (1, 2)
+            assert fresh[w.session][0] in (U1, ARRIVING)
         else:
-            assert fresh[w.session][0] == 5
+            assert fresh[w.session][0] == SPECULATIVE
+
+
+# Company -------------------------------------------------------------------------------------------------------------
+
+REACH = nanos_from_ms(600)
+
+
+def test_a_chunk_begins_no_launch_until_it_is_due() -> None:
+    """P_safe is 400 ms and a launch needs up to 600: at 1000 ms left it is due, before that it waits for company."""
+    policy, busy = Interaction(p_safe_ms=400), moment(reach=REACH, load=0.9)
+    waiting, due = policy.rank(playing(1, 1001), busy), policy.rank(playing(1, 1000), busy)
+
+    assert (waiting.leads, waiting.until) == (False, at_ms(1))
+    assert (due.leads, due.key[0], due.until) == (True, U0, None)
+
+
+@pytest.mark.parametrize(("load", "urgency"), [(0.5, DUE), (0.9, U0), (None, U0)], ids=["spare", "busy", "not known"])
+def test_on_a_lane_with_time_to_spare_first_sounds_go_before_what_is_only_due(load: float | None, urgency: int) -> None:
+    """Not known counts as busy. When half of the time a launch needs is left, it is U0 whatever the load."""
+    policy = Interaction(p_safe_ms=400)
+    at_once, later = moment(reach=REACH, load=load), moment(at_ms(200), reach=REACH, load=load)
+    chunk, first = playing(1, 900), work(2, started=False)
+    both = order(chunk, first, policy=policy, moments={1: at_once, 2: at_once})
+
+    assert policy.rank(chunk, at_once).key[0] == urgency
+    assert policy.rank(chunk, later).key[0] == U0
+    assert both == ([2, 1] if urgency == DUE else [1, 2])
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-500, 3000), st.booleans(), st.sampled_from(list(Need)), st.floats(0, 1), st.booleans()),
+        max_size=12,
+    ),
+    st.sampled_from([None, 0.3, 0.9]),
+)
+def test_what_waits_for_company_ranks_behind_all_that_may_begin(
+    offers: list[tuple[int, bool, Need, float, bool]], load: float | None
+) -> None:
+    """The scheduler relies on it: behind the first that waits it looks for nobody."""
+    ranks = [
+        Interaction().rank(
+            playing(i, left, started=started, need=need, pool_share=share),
+            moment(reach=REACH, load=load, owed=owed),
+        )
+        for i, (left, started, need, share, owed) in enumerate(offers)
+    ]
+    leading, waiting = [r.key for r in ranks if r.leads], [r.key for r in ranks if not r.leads]
+
+    assert not leading or not waiting or max(leading) < min(waiting)
+    assert all(rank.until is not None and rank.until > NOW for rank in ranks if not rank.leads)
+
+
+def test_without_company_everything_begins_a_launch_at_once() -> None:
+    """The ablation; and nothing waits where nothing holds generation back, or where no cursor says what is due."""
+    far = playing(1, 5000)
+
+    for options in ({"company": False}, {"gate": False}, {"order": False}):
+        assert Interaction(**options).rank(far, moment(reach=REACH)).leads
+    assert not Interaction().rank(far, moment(reach=REACH)).leads
+    assert Interaction().rank(work(1, silence_at=None), moment(reach=REACH)).leads
 
 
 # Fail closed: one test a signal --------------------------------------------------------------------------------------
@@ -285,6 +356,25 @@ def test_each_mechanism_can_be_taken_away_alone() -> None:
     assert order(near, old, policy=whole) == [1, 2]
     assert order(near, old, policy=unordered) == [2, 1]
     assert policy_of("interaction", {"misfit": "stop"}).misfit is Misfit.STOP
+
+
+@pytest.mark.parametrize(
+    ("role", "limit"),
+    [
+        (Role.RENDER, BUDGET + ticks_from_ms(300)),
+        (Role.TALK, BUDGET + UNIT),
+        (Role.THINK, BUDGET + 2 * UNIT),
+    ],
+    ids=lambda value: str(value),
+)
+def test_where_launches_are_shared_a_stage_may_ride_further_ahead(role: Role, limit: Ticks) -> None:
+    """Alone on its launches, or without company, a stage has the budget and no more; rendering never has more than the
+    longest budget there is.
+    """
+    assert Interaction().lookahead(Gate(role, UNIT, BUDGET, 4)) == limit
+    assert Interaction().lookahead(Gate(role, UNIT, BUDGET, 1)) == BUDGET
+    assert Interaction(company=False).lookahead(Gate(role, UNIT, BUDGET, 4)) == BUDGET
+    assert Interaction().lookahead(Gate(Role.RENDER, UNIT, BUDGET_MAX, 4)) == BUDGET_MAX
 
 
 # Riders --------------------------------------------------------------------------------------------------------------

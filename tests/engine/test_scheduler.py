@@ -18,9 +18,10 @@ from duplexd.streams.stage import CostModel, PayloadKind, Role, StageSpec
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, nanos_from_ms
 
 T0 = 1000 * NANOS_PER_SECOND
+ROWS = 4
 #: Stages of one lane, as a model has them on a single device.
 STAGES = {
-    name: StageSpec(name, role, "gpu", PayloadKind.TEXT, PayloadKind.TEXT, CostModel(), batch_max=4)
+    name: StageSpec(name, role, "gpu", PayloadKind.TEXT, PayloadKind.TEXT, CostModel(), batch_max=ROWS)
     for name, role in (("think", Role.THINK), ("talk", Role.TALK), ("render", Role.RENDER))
 }
 
@@ -112,7 +113,8 @@ changes = st.lists(
 @settings(deadline=None)
 @given(changes, st.sampled_from(list(POLICIES)))
 def test_the_heaps_give_the_order_that_sorting_gives(acts: list[tuple], name: str) -> None:  # type: ignore[type-arg]
-    """Offers come, change and age; at every moment the lane's order is that of all keys made anew.
+    """Offers come, change and age; at every moment the lane's order is that of all keys made anew. What may begin no
+    launch is not in it, unless as many wait as share one: then it comes last.
 
     Without lane time there is nobody to be owed any, and pool figures do not change: those two a rank may keep for a
     while (`RANK_AGE_MAX`).
@@ -131,14 +133,20 @@ def test_the_heaps_give_the_order_that_sorting_gives(acts: list[tuple], name: st
         offers |= {(session, w.stage, w.need): w for w in works}
         ms += pause
         now = at(ms)
-        wanted = sorted(offers.values(), key=lambda w: policy.rank(w, Moment(now)).key)
+        ranks = {key: policy.rank(w, Moment(now)) for key, w in offers.items()}
+        full = {stage for stage in STAGES if sum(key[1] == stage for key in offers) >= ROWS}
+        wanted = [
+            offers[key]
+            for key, r in sorted(ranks.items(), key=lambda item: (not item[1].leads, item[1].key))
+            if r.leads or key[1] in full
+        ]
 
         assert [w.session for w in urgent(scheduler, now)] == [w.session for w in wanted]
 
 
 def test_an_offer_that_is_replaced_during_a_scan_is_not_seen_twice() -> None:
     """A misfit is offered again while the lane is searched; the search goes on to the next, and ends."""
-    scheduler = Scheduler(STAGES, Interaction())
+    scheduler = Scheduler(STAGES, Interaction(company=False))
     for session in (1, 2, 3):
         scheduler.offer(SessionId(session), [work(session, left_ms=100 * session)], at(0))
     seen = []
@@ -162,6 +170,49 @@ def test_a_lane_is_idle_while_it_is_offered_work_and_runs_none() -> None:
     scheduler.end(WorkId(1), Nanos(0))
     scheduler.forget(SessionId(1))
     assert scheduler.idle_lanes() == []
+
+
+# Company --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_for_company_begins_a_launch_when_it_is_due_or_when_a_launch_is_full() -> None:
+    """Three chunks of replies that play on for two seconds begin nothing; a fourth fills the launch of four. Alone, the
+    first begins one when P_safe is left, and the scheduler says when that is.
+    """
+    scheduler = Scheduler(STAGES, Interaction(p_safe_ms=400))
+    for session in (1, 2, 3):
+        scheduler.offer(SessionId(session), [work(session, left_ms=2000)], at(0))
+    waiting = urgent(scheduler, at(0))
+    scheduler.offer(SessionId(4), [work(4, left_ms=2500)], at(0))
+    full = urgent(scheduler, at(0))
+    for session in (2, 3, 4):
+        scheduler.forget(SessionId(session))
+
+    assert waiting == []
+    assert [w.session for w in full] == [1, 2, 3, 4]
+    assert scheduler.wakes_at() == at(1600)
+    assert urgent(scheduler, at(1599)) == []
+    assert [w.session for w in urgent(scheduler, at(1600))] == [1]
+
+
+def test_what_waits_for_company_rides_on_the_launch_of_whoever_is_due() -> None:
+    scheduler = Scheduler(STAGES, Interaction(p_safe_ms=400))
+    for session, left in ((1, 2000), (2, 100), (3, 1500)):
+        scheduler.offer(SessionId(session), [work(session, left_ms=left)], at(0))
+    beside = scheduler.beside("render")
+
+    assert [w.session for w in urgent(scheduler, at(0))] == [2]
+    assert [w.session for w in beside] == [2, 3, 1]
+
+
+def test_what_waits_for_company_hides_nothing_that_may_begin() -> None:
+    """Suspicion uses a lane on which everybody else waits for company; another stage's work does too."""
+    scheduler = Scheduler(STAGES, Interaction())
+    scheduler.offer(SessionId(1), [work(1, left_ms=3000)], at(0))
+    scheduler.offer(SessionId(2), [work(2, "render", need=Need.SPECULATION)], at(0))
+    scheduler.offer(SessionId(3), [work(3, "talk", started=False)], at(0))
+
+    assert [w.session for w in urgent(scheduler, at(0))] == [3, 2]
 
 
 # Lane time -----------------------------------------------------------------------------------------------------------
@@ -249,8 +300,11 @@ def play(policy: SchedulingPolicy, *, sessions: int, period_ms: float, seed: int
                     clock[session] = when + every
         if scheduler.idle_lanes():
             offers = scheduler.urgent("gpu", at(ms))
-            chosen = next(offers)
+            chosen = next(offers, None)
             offers.close()
+            if chosen is None:  # All that is offered waits for company.
+                ms += 1.0
+                continue
             number += 1
             since, kind = offered.pop(int(chosen.session))
             worst[kind] = max(worst[kind], ms - since)
@@ -287,15 +341,15 @@ def test_arriving_input_is_served_while_listeners_keep_the_lane_busy(seed: int) 
 
 def test_classes_hold_whatever_the_seed() -> None:
     """U0 before U1 before arriving input before U2 before speculation, through the scheduler."""
-    rng = Random(5)
-    scheduler = Scheduler(STAGES, Interaction())
+    rng, policy = Random(5), Interaction(p_safe_ms=400, company=False)
+    scheduler = Scheduler(STAGES, policy)
     for session in range(1, 200):
         kind = rng.randrange(5)
         need = (Need.CHUNK, Need.CHUNK, Need.INPUT, Need.CHUNK, Need.SPECULATION)[kind]
         left = rng.uniform(-100, 390) if kind == 0 else rng.uniform(420, 3000)
         one = work(session, "render", need=need, left_ms=left, started=kind in (0, 3), ready_ms=-rng.uniform(0, 200))
         scheduler.offer(SessionId(session), [one], at(0))
-    classes = [Interaction().rank(w, Moment(at(0))).key[0] for w in urgent(scheduler, at(0))]
+    classes = [policy.rank(w, Moment(at(0))).key[0] for w in urgent(scheduler, at(0))]
 
     assert len(classes) == 199
     assert all(a <= b for a, b in pairwise(classes))

@@ -166,8 +166,8 @@ def watch(simulation: Simulation) -> list[tuple[Work, set[Need]]]:
     launch = core._launch
 
     def watched(work: Work, now: Nanos) -> bool:
-        others = [other for other in core._scheduler.waiting() if other.stage == work.stage and other is not work]
-        seen.append((work, {other.need for other in others}))
+        waiting = [(other, since) for other, since in core._scheduler.waiting() if since <= now]
+        seen.append((work, {other.need for other, _ in waiting if other.stage == work.stage and other is not work}))
         return launch(work, now)
 
     core._launch = watched  # type: ignore[method-assign]
@@ -175,7 +175,7 @@ def watch(simulation: Simulation) -> list[tuple[Work, set[Need]]]:
 
 
 def test_suspicion_ranks_behind_all_other_work() -> None:
-    """Whatever waits for certain goes before what may never be wanted."""
+    """Whatever waits for certain, and may begin a launch, goes before what may never be wanted."""
     simulation = Simulation(until_ms=3000, sessions_max=4)
     slow(simulation, "think", 30_000)
     listeners = [simulation.connect(session) for session in (1, 2)]

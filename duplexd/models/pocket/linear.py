@@ -6,7 +6,7 @@
     4-bit groups   aten::_weight_int4pack_mm_for_cpu            F.linear with a bfloat16 copy
 
 1. The packed kernels read a quarter or half of the bytes, which is what one row costs; for many rows they compute more
-   slowly than bfloat16, hence the copy. `FEW` is where the two cross on an AVX512 bf16 machine.
+   slowly than bfloat16, hence the copy. `FEW` is where the two cross on an AVX512 bf16 machine, rule 5 kept.
 2. The 4-bit kernel of torch 2.13 is fast in bfloat16 only (30 times slower in float32), so activations are bfloat16.
 3. No product mixes rows: a NaN in one row leaves its neighbours alone.
 4. Which kernel a row gets depends on how many tokens *its own* context feeds, never on its neighbours: with a packed
@@ -32,7 +32,10 @@ from duplexd.models.pocket.checkpoint import GROUP, Blocks, DecoderWeights, Matr
 log = logging.getLogger(__name__)
 
 #: A context that feeds so many tokens or fewer takes the packed kernels.
-FEW = 15
+FEW = 23
+#: Rows of a product on a CPU beyond ROWS_STEP are a multiple of it, at most ROWS_MAX, see rule 5: 38 MB of code for the
+#: default thinker. A smaller step keeps more; a larger one computes more zeros, 1 ms each there on one core.
+ROWS_STEP, ROWS_MAX = 16, 256
 #: Tokens a rough head proposes and the full rows decide between.
 CANDIDATES = 16
 
@@ -77,9 +80,17 @@ class DenseLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = weight
         self.bias = bias
+        self._sized = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
 
     def __call__(self, x: Tensor, few: int) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        if not self._sized or len(x) <= ROWS_STEP:
+            return F.linear(x, self.weight, self.bias)
+        pieces = [self._of_a_size(piece) for piece in torch.split(x, ROWS_MAX)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _of_a_size(self, x: Tensor) -> Tensor:
+        filled = F.pad(x, (0, 0, 0, -len(x) % ROWS_STEP))
+        return F.linear(filled, self.weight, self.bias)[: len(x)]
 
 
 class PackedLinear(ABC):
