@@ -17,7 +17,7 @@ from duplexd.__main__ import main
 from duplexd.config import Config
 from duplexd.ids import ChunkId, Epoch, ResponseId, SessionId
 from duplexd.messages import EngineReady, Metrics, Modality, Progress, PublishChunk, StateChanged, TurnState
-from duplexd.top import Watcher, WatchError, cursors, frame, urgency, url_of, waste, watch
+from duplexd.top import P_SAFE_MS, Watcher, WatchError, cursors, frame, urgency, url_of, waste, watch
 from duplexd.units import NANOS_PER_SECOND, Nanos, Span, Ticks, ticks_from_ms
 from duplexd.webrtc.frontend import Frontend, Visit
 from duplexd.webrtc.server import Server
@@ -91,13 +91,14 @@ def test_rows_are_bounded_and_the_rest_is_counted() -> None:
     ("change", "expected"),
     [
         ({"state": "thinking"}, "U1"),
-        ({"published": 1399.0}, "U0"),
+        ({"published": 1000.0 + P_SAFE_MS}, "U0"),
+        ({"published": 1001.0 + P_SAFE_MS}, "U2"),
         ({"published": 1500.0, "generation": 1500.0}, "U2"),
         ({"published": 1500.0, "generation": 1600.0}, "ahead"),
         ({"state": "held"}, "held"),
         ({"state": "listening"}, ""),
     ],
-    ids=["no sound yet", "nearly silent", "within the budget", "at the budget", "held", "listening"],
+    ids=["no sound yet", "nearly silent", "just safe", "within the budget", "at the budget", "held", "listening"],
 )
 def test_the_class_is_the_schedulers(change: dict[str, Any], expected: str) -> None:
     at = {"playback": 1000.0, "budget": 600.0, "generation": 1590.0}
