@@ -29,6 +29,8 @@ _VOICE = 0.16
 _END_STEPS, _END_VOICE = 12, 50
 _PAUSE_STEPS, _PAUSE_VOICE = 50, 70
 _BACK_STEPS = 150
+END_SECONDS = _END_STEPS / STEPS_PER_SECOND
+PAUSE_SECONDS = _PAUSE_STEPS / STEPS_PER_SECOND
 #: The loudest for so long, with so much of a fall after it, is a stressed word.
 _PEAK_STEPS, _FALL_STEPS, _FALL = 110, 14, 0.75
 
