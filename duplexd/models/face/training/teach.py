@@ -43,7 +43,7 @@ _WEIGHTS[Channel.OPENING] = 3.0
 #: Blinks are rare, short and missed when they are gone.
 _WEIGHTS[[Channel.LID_LEFT, Channel.LID_RIGHT]] = 2.5
 #: So are nods, and they are how a listener is seen to listen; brows and smiles answer too.
-_WEIGHTS[Channel.PITCH] = 2.0
+_WEIGHTS[Channel.PITCH] = 3.0
 _WEIGHTS[[Channel.GAZE_X, Channel.GAZE_Y, Channel.BROW_LEFT, Channel.BROW_RIGHT, Channel.SMILE]] = 1.3
 
 
