@@ -9,7 +9,7 @@ from faces import TINY, random_net
 from torch import Tensor
 
 from duplexd.models.face import audio
-from duplexd.models.face.net import FaceNet, FaceShape, Heard, Places, parameter_count
+from duplexd.models.face.net import FaceNet, FaceShape, Heard, Places, listening_lags, parameter_count
 from duplexd.models.face.sizes import LPM_1_3B, LPM_17B
 from duplexd.models.face.stages import history_fields
 
@@ -154,3 +154,25 @@ def test_what_was_never_written_is_silence() -> None:
     found = audio.valid_stretch(ring, 85, 125, [(90, 120)])
 
     assert found.tolist() == [0.0] * 5 + [0.5] * 30 + [0.0] * 5
+
+
+def test_heads_that_listen_begin_apart() -> None:
+    """Together they cover what is heard; the nearest hears what every frame of a chunk can know, 0.64 s behind it."""
+    shape = FaceShape()
+    every = torch.cat([listening_lags(shape, layer) for layer in range(3)])
+    behind = shape.listen_frames + shape.listen_delay - every.argmax(-1) + torch.arange(shape.frames)
+    lags = behind[:, 0].sort().values
+
+    assert (behind == behind[:, :1]).sum() >= behind.numel() - 6  # halves are rounded
+    assert lags[0] == shape.listen_delay + shape.frames
+    assert lags[-1] == 46
+    assert lags.diff().min() >= 1
+    assert lags.diff().max() <= 4
+
+
+def test_a_fresh_network_listens_at_these_lags() -> None:
+    net = FaceNet(FaceShape())
+    net.begin(torch.Generator().manual_seed(0))
+
+    assert torch.equal(net.blocks[3].nearness, listening_lags(net.shape, 1))
+    assert not net.blocks[2].nearness.any()

@@ -71,6 +71,36 @@ def test_another_course_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.
         School(lessons, Course(flow=9), tmp_path)
 
 
+def test_a_further_course_begins_where_the_earlier_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All three networks go on from their own ends: a refiner is not made from a generator again."""
+    monkeypatch.setattr(teach, "CLIPS", 2)
+    monkeypatch.setattr(teach, "CHUNKS", 2)
+    lessons, first, second = made_up_lessons(1), tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    earlier = School(lessons, Course(flow=1, distil=1, refine=1), first)
+    earlier.teach(lambda: 0.0)
+    later = School(lessons, Course(flow=0, distil=0, refine=1, lips=8.0), second, after=first)
+    generator, refiner = later.ema["distil"].state_dict(), later.ema["refine"].state_dict()
+    before = {key: value.clone() for key, value in refiner.items()}
+    later.teach(lambda: 0.0)
+
+    for key, value in earlier.ema["distil"].state_dict().items():
+        assert torch.equal(generator[key], value)
+    for key, value in earlier.ema["refine"].state_dict().items():
+        assert torch.equal(before[key], value)
+    assert not torch.equal(later.ema["refine"].last.weight, before["last.weight"])
+
+
+def test_errors_of_the_lips_count_as_much_as_a_course_says() -> None:
+    one, more = (teach.weights_of(Course(lips=lips)) for lips in (3.0, 8.0))
+
+    assert one.mean() == pytest.approx(1.0)
+    assert more.mean() == pytest.approx(1.0)
+    assert more[Channel.OPENING] / more[Channel.YAW] == pytest.approx(8.0)
+    assert one[Channel.OPENING] / one[Channel.YAW] == pytest.approx(3.0)
+
+
 def test_a_batch_has_the_windows_of_the_live_stages() -> None:
     """One chunk after another from memory gives what all chunks side by side give: training sees what serving does."""
     lessons = made_up_lessons()

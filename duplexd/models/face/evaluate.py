@@ -11,6 +11,7 @@ filmed, so figures say how well the sound is followed, not how a person would lo
     listening_mouth_ratio  how much the mouth moves while the person talks, over how much while talking
     blinks_per_min         in a conversation
     boundary_jump_ratio    median change from frame to frame across chunks, over that inside chunks
+    listening              a listener with the person's sound and without it (`listening_figures`)
     core_share             generator, refiner and decoder of one session, as a share of one core
     parts_ms               the same apart: milliseconds of a chunk, and of a frame for the decoder
 """
@@ -26,13 +27,15 @@ import numpy.typing as npt
 import torch
 
 from duplexd import clock
+from duplexd.models.face import audio
 from duplexd.models.face.checkpoint import FaceWeights, load_face
 from duplexd.models.face.drawing.character import character_names
 from duplexd.models.face.drawing.picture import Studio
 from duplexd.models.face.identity import SPREAD
 from duplexd.models.face.motion import CHUNK_FRAMES, FRAMES_PER_SECOND, IDENTITY, SPEECH, Channel, Motion
 from duplexd.models.face.performer import Part, Performer, chunks_of
-from duplexd.models.face.training.corpus import HELD_OUT
+from duplexd.models.face.training import listening
+from duplexd.models.face.training.corpus import HELD_OUT, HELD_OUT_LAUGH
 from duplexd.models.face.training.mouth import BILABIALS, STEPS_PER_SECOND, Phone, Track, closures, mouth_track
 from duplexd.models.face.training.narrator import RATE, Narrator
 from duplexd.units import INPUT_RATE
@@ -41,6 +44,9 @@ Sound = npt.NDArray[np.float32]
 LEAD = 1.0  #: seconds of silence before a sentence
 SHUT = 0.06
 _LAGS = range(-4, 5)
+_LAUGH_AT = 4.0
+#: A nod that is seen: so many degrees down.
+_NOD = 1.5
 #: Sessions played side by side: as many as a bench machine holds easily.
 _TOGETHER = 8
 
@@ -93,13 +99,19 @@ def examine(weights: FaceWeights, *, drift_minutes: float = 0.0, told: Callable[
     spoken = _play(weights, said)
     report: dict[str, Any] = lip_figures(said, spoken)
     talk, person = conversation(narrator)
-    told("a conversation of a minute, three characters")
-    acted = Performer(weights, _parts(talk, person)).play(chunks_of(60))
+    told("a conversation of a minute, each of three characters three times: of fewer blinks are a matter of chance")
+    acted = Performer(weights, 3 * _parts(talk, person)).play(chunks_of(60))
     report["listening_mouth_ratio"] = listening_mouth_ratio(weights, said)
     report["blinks_per_min"] = round(blinks_per_minute(acted), 1)
     report["boundary_jump_ratio"] = round(boundary_jump_ratio(acted, weights), 3)
     report |= costs(weights, said[0])
     report["ablations"] = ablations(weights, said, talk, person, told=told)
+    told("two minutes of listening, with the person's sound and without")
+    _, person = conversation(narrator, seconds=120.0)
+    report["ablations"]["listening"] = {
+        name: listening_figures(weights, person, laughed(narrator), heard=on)
+        for name, on in (("on", True), ("off", False))
+    }
     if drift_minutes:
         report["ablations"]["anchors"] = {
             name: drift(weights, drift_minutes, anchored=anchored, told=told)
@@ -167,14 +179,25 @@ def conversation(narrator: Narrator, *, seconds: float = 60.0) -> tuple[Sound, S
             own[round(at * RATE) :][: len(pcm)] = pcm
             length = len(pcm) / RATE
         else:
-            # 15 % slower and lower, at the person's rate.
-            step = RATE / INPUT_RATE / 1.15
-            lower = np.interp(np.arange(0, len(pcm), step), np.arange(len(pcm)), pcm).astype(np.float32)
+            lower = _lower(pcm)
             person[round(at * INPUT_RATE) :][: len(lower)] = lower
             length = len(lower) / INPUT_RATE
         at += length + (0.3 if turn % 2 == 0 else 1.2)
         turn += 1
     return own, person
+
+
+def _lower(pcm: Sound) -> Sound:
+    """15 % slower and lower, at the person's rate."""
+    step = RATE / INPUT_RATE / 1.15
+    lower: Sound = np.interp(np.arange(0, len(pcm), step), np.arange(len(pcm)), pcm).astype(np.float32)
+    return lower
+
+
+def laughed(narrator: Narrator) -> Sound:
+    """The person laughs after `_LAUGH_AT` seconds and is then silent."""
+    laugh = _lower(narrator.say(HELD_OUT_LAUGH)[0])
+    return np.concatenate([np.zeros(round(_LAUGH_AT * INPUT_RATE), np.float32), laugh])
 
 
 def _parts(own: Sound, person: Sound) -> list[Part]:
@@ -292,9 +315,9 @@ def ablations(
     weights: FaceWeights, said: Sequence[Sentence], own: Sound, person: Sound, *, told: Callable[[str], None]
 ) -> dict[str, Any]:
     """What each part is worth: the same figures with it and without."""
-    table: dict[str, Any] = {"refiner": {}, "listening": {}}
+    table: dict[str, Any] = {"refiner": {}}
     for name, on in (("on", True), ("off", False)):
-        told(f"refiner {name}, listening {name}")
+        told(f"refiner {name}")
         lips = lip_figures(said, _play(weights, said, refined=on))
         acted = Performer(weights, _parts(own, person), refined=on).play(chunks_of(60))
         table["refiner"][name] = {
@@ -302,24 +325,102 @@ def ablations(
             "bilabial_closed": lips["bilabial_closed"],
             "boundary_jump_ratio": round(boundary_jump_ratio(acted, weights), 3),
         }
-        listening = Performer(weights, [Part(character=name, person=person) for name in character_names()], heard=on)
-        table["listening"][name] = listening_figures(listening.play(chunks_of(60)))
     return table
 
 
-def listening_figures(motions: Sequence[Motion]) -> dict[str, float]:
-    """How a listener moves: nods (pitch of the head at 1.5 to 3.5 Hz, degrees RMS) and looking at the person."""
-    nods, contact = [], []
+def listening_figures(weights: FaceWeights, person: Sound, laugh: Sound, *, heard: bool) -> dict[str, float]:
+    """Three characters listen to a person and say nothing; then somebody laughs.
+
+    nod_degrees       pitch of the head at 1.5 to 3.5 Hz, RMS: all the time; and while the person talks
+    nods_answered     share of the ends of the person's phrases after which the head goes down by 1.5 degrees or more,
+                      0.5 to 1.1 s after the last sound
+    eye_contact       share of time in which the eyes look at the person: while that one talks; and otherwise
+    brows, smile      how much further up 0.7 to 1.3 s after the end of a phrase, 1.3 to 2 s after a pause began
+    smile_at_laugh    the same 1 to 2 s after a laugh ended
+    """
+    names = character_names()
+    motions = Performer(weights, [Part(character=name, person=person) for name in names], heard=heard).play(
+        chunks_of(len(person) / INPUT_RATE)
+    )
+    cast = [Part(character=name, person=laugh) for name in names for _ in range(2)]
+    amused = Performer(weights, cast, heard=heard).play(chunks_of(len(laugh) / INPUT_RATE + 3))
+    moments = listening.moments(listening.loudness(mels_of(person)))
+    talks = attended(moments.voice, len(motions[0]))
+    nods = np.concatenate([nod_band(motion) for motion in motions])
+    # In contact the eyes undo the head's turning (scenes.GAZE_RADIANS).
+    contact = np.concatenate(
+        [np.abs(motion[:, Channel.GAZE_X] + motion[:, Channel.YAW] / 0.5) < 0.12 for motion in motions]
+    )
+    while_talking = np.tile(talks, len(motions))
+    ends = [moment.at - listening.END_SECONDS for moment in moments.ends]
+    pauses = [moment.at - listening.PAUSE_SECONDS for moment in moments.pauses]
+    laugh_end = [len(laugh) / INPUT_RATE]
+    return {
+        "nod_degrees": round(float(np.sqrt(np.mean(nods**2))), 3),
+        "nod_degrees_while_talking": round(float(np.sqrt(np.mean(nods[while_talking] ** 2))), 3),
+        "nods_answered": round(nods_answered(motions, ends), 3),
+        "eye_contact_while_talking": round(float(contact[while_talking].mean()), 3),
+        "eye_contact_otherwise": round(float(contact[~while_talking].mean()), 3),
+        "brows": round(_risen(motions, Channel.BROW_LEFT, ends, 0.7, 1.3), 3),
+        "smile": round(_risen(motions, Channel.SMILE, pauses, 1.3, 2.0), 3),
+        "smile_at_laugh": round(_risen(amused, Channel.SMILE, laugh_end, 0.5, 1.5, before=3.0), 3),
+    }
+
+
+def mels_of(person: Sound) -> npt.NDArray[np.float16]:
+    before = np.zeros(audio.before_samples(INPUT_RATE), np.float32)
+    mels = audio.mel_frames(torch.from_numpy(np.concatenate([before, person])), INPUT_RATE)
+    return mels.numpy().astype(np.float16)
+
+
+def attended(voice: npt.NDArray[np.float64], frames: int) -> npt.NDArray[np.bool_]:
+    """Frames at which the person was heard between 0.6 and 1.5 s ago: an attentive listener shows it then."""
+    first, last = (round(seconds * STEPS_PER_SECOND) for seconds in (listening.ANSWER_SECONDS, 1.5))
+    per_frame = STEPS_PER_SECOND // FRAMES_PER_SECOND
+    told = np.concatenate([np.zeros(last), voice, np.zeros(frames * per_frame)])
+    return np.array([bool(told[(at := frame * per_frame) : at + last - first].any()) for frame in range(frames)])
+
+
+def nod_band(motion: Motion) -> npt.NDArray[np.float64]:
+    """What of the pitch lies at 1.5 to 3.5 Hz, degrees."""
+    pitch = np.degrees(motion[:, Channel.PITCH].astype(np.float64))
+    spectrum = np.fft.rfft(pitch - pitch.mean())
+    hertz = np.fft.rfftfreq(len(pitch), 1 / FRAMES_PER_SECOND)
+    spectrum[(hertz < 1.5) | (hertz > 3.5)] = 0
+    nods: npt.NDArray[np.float64] = np.fft.irfft(spectrum, len(pitch))
+    return nods
+
+
+def nods_answered(motions: Sequence[Motion], ends: Sequence[float]) -> float:
+    """Share of moments (seconds) 0.5 to 1.1 s after which the head is `_NOD` degrees lower than at 0.5 s."""
+    seen = []
     for motion in motions:
         pitch = np.degrees(motion[:, Channel.PITCH])
-        spectrum = np.fft.rfft(pitch - pitch.mean())
-        hertz = np.fft.rfftfreq(len(pitch), 1 / FRAMES_PER_SECOND)
-        spectrum[(hertz < 1.5) | (hertz > 3.5)] = 0
-        nods.append(float(np.fft.irfft(spectrum, len(pitch)).std()))
-        # In contact the eyes undo the head's turning (scenes.GAZE_RADIANS).
-        off = motion[:, Channel.GAZE_X] + motion[:, Channel.YAW] / 0.5
-        contact.append(float((np.abs(off) < 0.12).mean()))
-    return {"nod_degrees": round(float(np.mean(nods)), 3), "eye_contact": round(float(np.mean(contact)), 3)}
+        for end in ends:
+            first, last = round((end + 0.5) * FRAMES_PER_SECOND), round((end + 1.1) * FRAMES_PER_SECOND)
+            if last <= len(pitch):
+                seen.append(pitch[first:last].min() <= pitch[first] - _NOD)
+    return float(np.mean(seen))
+
+
+def _risen(
+    motions: Sequence[Motion],
+    channel: Channel,
+    moments: Sequence[float],
+    start: float,
+    stop: float,
+    *,
+    before: float = 0.0,
+) -> float:
+    """Mean of a channel from `start` to `stop` seconds after moments, over 0.3 s that begin `before` ahead of them."""
+    risen = []
+    for motion in motions:
+        for at in moments:
+            first, last = (round((at + seconds) * FRAMES_PER_SECOND) for seconds in (start, stop))
+            base = max(0, round((at - before) * FRAMES_PER_SECOND))
+            if last <= len(motion):
+                risen.append(float(motion[first:last, channel].mean() - motion[base : base + 8, channel].mean()))
+    return float(np.mean(risen))
 
 
 def drift(weights: FaceWeights, minutes: float, *, anchored: bool, told: Callable[[str], None]) -> dict[str, float]:

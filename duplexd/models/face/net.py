@@ -274,7 +274,25 @@ class FaceNet(nn.Module):
                 assert isinstance(quiet, nn.Linear)
                 quiet.weight.data.mul_(0.3)
             block.modulation.data[[2, 5]] = 1.0
+            if block.index % 2 == 1:
+                block.nearness.data.copy_(listening_lags(self.shape, block.index // 2))
         nn.init.normal_(self.anchor_marks, std=0.3, generator=rng)
+
+
+def listening_lags(shape: FaceShape, layer: int) -> Tensor:
+    """Where the heads of a listening layer begin to listen, (heads, frames, listen_frames): each at its own distance
+    behind every frame, from what is known to all frames of a chunk to the beginning of what is heard.
+
+    An answer has its moment: a nod comes so long after a phrase. From even attention over two seconds a course of a few
+    thousand steps does not find it.
+    """
+    layers = shape.layers // 2
+    tap = torch.arange(shape.heads) * layers + layer
+    nearest, furthest = shape.listen_delay + shape.frames, 0.92 * shape.listen_frames
+    lag = nearest + (furthest - nearest) * tap / max(1, shape.heads * layers - 1)
+    frame, heard = torch.arange(shape.frames), torch.arange(shape.listen_frames)
+    centre = shape.listen_frames + shape.listen_delay + frame - lag[:, None]
+    return (-0.5 * ((heard - centre[:, :, None]) / 2.0).square()).clamp(min=-6.0)
 
 
 def time_features(t: Tensor) -> Tensor:

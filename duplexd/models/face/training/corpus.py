@@ -37,6 +37,20 @@ HELD_OUT = (
     "Sugar, flour, butter, and four fresh eggs, that is all.",
     "Perhaps we can talk about music for a while.",
 )
+#: Laughs as the pocket voice can say them: syllables, a few a second.
+LAUGHS = (
+    "Ha ha ha!",
+    "Ha ha ha ha ha!",
+    "Hahaha!",
+    "Haha, ha ha.",
+    "Heh heh heh!",
+    "Ho ho ho!",
+    "Ha ha, ha ha ha!",
+    "Hee hee hee hee!",
+    "Ah, ha ha ha!",
+)
+#: And one that is never heard in training.
+HELD_OUT_LAUGH = "Ha ha ha ha!"
 
 _TEMPLATES = (
     "The {a} {n} {v} the {n} {p} the {n}.",

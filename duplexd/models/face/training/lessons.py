@@ -22,7 +22,7 @@ from duplexd.models.face import audio
 from duplexd.models.face.identity import anchor_poses
 from duplexd.models.face.motion import CHANNELS, CHUNK_FRAMES
 from duplexd.models.face.net import Block, FaceNet, FaceShape, Heard, Places, Reader
-from duplexd.models.face.training.corpus import HELD_OUT, Corpus, lexicon_words
+from duplexd.models.face.training.corpus import HELD_OUT, LAUGHS, Corpus, lexicon_words
 from duplexd.models.face.training.mouth import STEPS_PER_SECOND, Phone, mouth_track
 from duplexd.models.face.training.narrator import RATE, Narrator
 from duplexd.models.face.training.scenes import MARGIN, Said, Scene, Utterance, make_scene
@@ -30,13 +30,15 @@ from duplexd.models.face.training.scenes import MARGIN, Said, Scene, Utterance, 
 #: Voices are made this much higher and longer: other people's, roughly.
 _SHIFTS = (0.80, 1.30)
 _STRESSED = 0.9
+#: How often each laugh is made higher or lower: there are few, and most are other people's.
+_LAUGHS_SHIFTED = 12
 
 
 # Making ---------------------------------------------------------------------------------------------------------------
 
 
 def make_pool(count: int, rng: np.random.Generator, *, told: bool = True) -> list[Utterance]:
-    """Sentences said by the pocket voice, and as many shifted ones. `told`: say how far it is."""
+    """Sentences said by the pocket voice, as many shifted ones, and laughs. `told`: say how far it is."""
     narrator, corpus = Narrator(), Corpus(rng, lexicon_words())
     pool: list[Utterance] = []
     while len(pool) < 2 * count:
@@ -51,22 +53,39 @@ def make_pool(count: int, rng: np.random.Generator, *, told: bool = True) -> lis
         pool.append(shifted(pcm, phones, float(rng.uniform(*_SHIFTS))))
         if told and len(pool) % 200 == 0:
             print(f"said {len(pool) // 2} of {count} sentences", flush=True)
+    for text in LAUGHS:
+        pcm, phones = narrator.say(text)
+        pool.append(utterance(pcm, phones, laugh=True))
+        factors = rng.uniform(*_SHIFTS, _LAUGHS_SHIFTED)
+        pool += [shifted(pcm, phones, float(factor), laugh=True) for factor in factors]
     return pool
 
 
-def utterance(pcm: npt.NDArray[np.float32], phones: Sequence[Phone], *, own: bool = True) -> Utterance:
+def save_pool(pool: Sequence[Utterance], path: Path) -> None:
+    _save([msgspec.structs.asdict(one) | {"mels": torch.from_numpy(one.mels), "track": torch.from_numpy(one.track)}
+           for one in pool], path)  # fmt: skip
+
+
+def load_pool(path: Path) -> list[Utterance]:
+    kept = torch.load(path, weights_only=True)
+    return [Utterance(**{**one, "mels": one["mels"].numpy(), "track": one["track"].numpy()}) for one in kept]
+
+
+def utterance(
+    pcm: npt.NDArray[np.float32], phones: Sequence[Phone], *, own: bool = True, laugh: bool = False
+) -> Utterance:
     before = np.zeros(audio.before_samples(RATE), np.float32)
     mels = audio.mel_frames(torch.from_numpy(np.concatenate([before, pcm])), RATE).numpy().astype(np.float16)
     track = mouth_track(phones, steps=len(mels) + 2 * MARGIN, offset=-MARGIN / STEPS_PER_SECOND)
-    stresses = tuple(phone.start for phone in phones if phone.stress >= _STRESSED)
-    return Utterance(mels, track, stresses, own)
+    stresses = tuple(float(phone.start) for phone in phones if phone.stress >= _STRESSED)
+    return Utterance(mels, track, stresses, own, laugh)
 
 
-def shifted(pcm: npt.NDArray[np.float32], phones: Sequence[Phone], factor: float) -> Utterance:
+def shifted(pcm: npt.NDArray[np.float32], phones: Sequence[Phone], factor: float, *, laugh: bool = False) -> Utterance:
     """Slower and lower (factor > 1) or faster and higher."""
     longer = np.interp(np.arange(int(len(pcm) * factor)) / factor, np.arange(len(pcm)), pcm).astype(np.float32)
     moved = [Phone(phone.symbol, phone.start * factor, phone.stop * factor, phone.stress) for phone in phones]
-    return utterance(longer, moved, own=False)
+    return utterance(longer, moved, own=False, laugh=laugh)
 
 
 class Lessons(msgspec.Struct, frozen=True):
@@ -116,13 +135,18 @@ def _talking(said: Sequence[Said], steps: int) -> npt.NDArray[np.bool_]:
 
 
 def save(lessons: Lessons, path: Path) -> None:
-    partial = path.with_suffix(".tmp")
-    torch.save(msgspec.structs.asdict(lessons), partial)
-    partial.rename(path)
+    _save(msgspec.structs.asdict(lessons), path)
 
 
 def load(path: Path) -> Lessons:
     return Lessons(**torch.load(path, weights_only=True))
+
+
+def _save(what: object, path: Path) -> None:
+    """Whole or not at all."""
+    partial = path.with_suffix(".tmp")
+    torch.save(what, partial)
+    partial.rename(path)
 
 
 # Batches --------------------------------------------------------------------------------------------------------------

@@ -2,17 +2,16 @@
 second.
 
 1. Who talks when is drawn first; everything the face does follows from it, from its mood and from chance.
-2. What the listener does answers what was *heard*: a nod comes 0.35 s or more after the words it answers, so that a
-   model which hears the person 0.32 s late can have a reason for it.
-3. Rates and sizes are those of people: 12 to 20 blinks a minute, more at the ends of what they say; eye contact most of
-   the time while listening and rather more than half of it while talking (Argyle & Cook 1976: 75 % and 40-60 %); nods
-   of one to three strokes at 2 to 2.6 Hz.
+2. What the listener does answers what was *heard*, by rule and not by chance (listening.py), and the head is calm while
+   it listens: an answer that nothing in the sound tells, or that the head's own wander hides, cannot be learned.
+3. Rates and sizes are those of people: 12 to 20 blinks a minute, more where somebody pauses; eye contact rather more
+   than half of the time, and nearly always while listening (Argyle & Cook 1976: 40-60 % and 75 %; more here, since it
+   is to be seen); nods of one or two strokes at 2 Hz, 2 to 4 degrees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
 import msgspec
 import numpy as np
@@ -30,6 +29,7 @@ from duplexd.models.face.motion import (
     condition,
     mood_motion,
 )
+from duplexd.models.face.training.listening import ANSWER_SECONDS, Moment, loudness, moments
 from duplexd.models.face.training.mouth import STEPS_PER_SECOND, Track
 
 Series = npt.NDArray[np.float64]
@@ -37,6 +37,10 @@ STEPS_PER_FRAME = STEPS_PER_SECOND // FRAMES_PER_SECOND
 SCENE_SECONDS = 60
 #: How far eyes turn at 1.0, radians.
 GAZE_RADIANS = 0.5
+#: A listener attends so long after the last word, beyond `ANSWER_SECONDS`.
+ATTENDS_SECONDS = 1.2
+#: Nods begin so far apart at least: of phrases, and of a stressed word after any other.
+_NOD_APART, _STRESS_NOD_APART = 0.7, 1.3
 #: Steps of a mouth's track before and after the sound.
 MARGIN = 12
 
@@ -48,6 +52,7 @@ class Utterance(msgspec.Struct, frozen=True):
     track: Track  #: (MARGIN + steps + MARGIN, len(SPEECH))
     stresses: tuple[float, ...]  #: seconds of stressed vowels
     own: bool = True  #: in the character's own voice; False: made higher or lower
+    laugh: bool = False
 
     @property
     def steps(self) -> int:
@@ -104,7 +109,7 @@ def _converse(pool: Sequence[Utterance], rng: np.random.Generator, steps: int) -
     mine = bool(rng.random() < 0.5)
     gain = float(rng.uniform(-0.6, 0.3))
     while at < steps:
-        if rng.random() < 0.13:
+        if rng.random() < 0.18:
             at += int(rng.integers(150, 800))
         if mine:
             said = _turn(pool, rng, at, steps, count=int(rng.integers(2, 5)), gain=float(rng.normal(0, 0.08)), own=0.65)
@@ -117,7 +122,7 @@ def _converse(pool: Sequence[Utterance], rng: np.random.Generator, steps: int) -
                 own += said
                 at = said[-1].stop if said else steps
         else:
-            said = _turn(pool, rng, at, steps, count=int(rng.integers(1, 4)), gain=gain)
+            said = _turn(pool, rng, at, steps, count=int(rng.integers(1, 5)), gain=gain, laughs=0.14)
             other += said
             at = said[-1].stop if said else steps
         at += int(rng.integers(-40, 20)) if rng.random() < 0.12 else int(rng.integers(15, 110))
@@ -134,13 +139,19 @@ def _turn(
     count: int,
     gain: float,
     own: float = 0.0,
+    laughs: float = 0.02,
 ) -> list[Said]:
-    """Clauses with pauses between them; one voice for all, with probability `own` the character's own."""
+    """Clauses with pauses between them; one voice for all, with probability `own` the character's own.
+
+    `laughs`: how many of them are laughs, where the pool has any.
+    """
     voice = bool(rng.random() < own)
+    funny = {one.laugh for one in pool}
     said = []
     for _ in range(count):
+        laugh = (True in funny and rng.random() < laughs) or False not in funny
         index = int(rng.integers(len(pool)))
-        while voice and not pool[index].own:
+        while pool[index].laugh != laugh or (voice and not pool[index].own):
             index = int(rng.integers(len(pool)))
         stop = at + pool[index].steps
         if stop + MARGIN >= steps:
@@ -202,7 +213,8 @@ class _Stage:
         self.times = (np.arange(frames) + 0.5) / FRAMES_PER_SECOND
         self.motion = np.tile(identity.neutral().astype(np.float64), (frames, 1))
         self.talking = self._active(own)
-        self.listening = self._active(other) * (1 - self.talking)
+        self.heard = moments(self._loudness(other))
+        self.attentive = self._attentive() * (1 - self.talking)
 
     def play(self) -> Motion:
         self._head()
@@ -222,6 +234,20 @@ class _Stage:
             active[one.start // STEPS_PER_FRAME : -(-(one.stop + 30) // STEPS_PER_FRAME)] = 1.0
         return _eased(active, 0.25)
 
+    def _loudness(self, said: Sequence[Said]) -> Series:
+        loud = np.zeros(self.frames * STEPS_PER_FRAME)
+        for one in said:
+            here = loud[one.start : one.stop]
+            here[:] = np.maximum(here, loudness(self.pool[one.utterance].mels)[: len(here)])
+        return loud
+
+    def _attentive(self) -> Series:
+        """1 while the person was heard talking a moment ago."""
+        late, long_ = (round(seconds * STEPS_PER_SECOND) for seconds in (ANSWER_SECONDS, ATTENDS_SECONDS))
+        voice = np.concatenate([np.zeros(late + long_), self.heard.voice])
+        lately = np.cumsum(voice)[long_:] - np.cumsum(voice)[:-long_] > 0
+        return _eased(lately[: len(self.heard.voice) : STEPS_PER_FRAME].astype(np.float64), 0.3)
+
     def _add(self, channel: Channel, values: Series | float) -> None:
         self.motion[:, channel] += values
 
@@ -235,21 +261,24 @@ class _Stage:
     # Head
 
     def _head(self) -> None:
-        lively = self.identity.liveliness * (0.55 + 0.55 * self.talking + 0.1 * self.listening)
+        calm = self.identity.liveliness * (0.75 - 0.5 * self.attentive)
+        lively = self.identity.liveliness * 0.9 * self.talking
         sizes = {Channel.YAW: 0.060, Channel.PITCH: 0.034, Channel.ROLL: 0.028, Channel.SWAY: 0.035, Channel.LEAN: 0.12}
         for channel, size in sizes.items():
-            self._add(channel, lively * size * _wander(self.frames, self.rng, seconds=0.7))
+            self._add(channel, calm * size * _wander(self.frames, self.rng, seconds=1.1))
+            self._add(channel, lively * size * _wander(self.frames, self.rng, seconds=0.6))
         look = (
             _eased(self.conditions[:, -2].astype(np.float64), 0.4),
             _eased(self.conditions[:, -1].astype(np.float64), 0.4),
         )
         self._add(Channel.YAW, 0.4 * GAZE_RADIANS * look[0])
         self._add(Channel.PITCH, 0.4 * GAZE_RADIANS * look[1])
-        attentive = _eased(self.listening, 0.5)
-        self._add(Channel.LEAN, 0.14 * attentive)
-        self._add(Channel.ROLL, float(self.rng.choice([-1, 1])) * 0.03 * attentive)
+        # Who attends comes nearer and tilts the head further to where it leans anyway.
+        self._add(Channel.LEAN, 0.20 * self.attentive)
+        side = 1.0 if self.identity.rest.get("roll", 0.0) >= 0 else -1.0
+        self._add(Channel.ROLL, side * 0.03 * self.attentive)
         for brow in (Channel.BROW_LEFT, Channel.BROW_RIGHT):
-            self._add(brow, 0.06 * attentive + 0.05 * _wander(self.frames, self.rng, seconds=1.2))
+            self._add(brow, 0.09 * self.attentive + 0.05 * _wander(self.frames, self.rng, seconds=1.2))
 
     def _moods(self) -> None:
         strengths = self.conditions[:, : len(MOODS)].astype(np.float64) * self.identity.expression
@@ -275,33 +304,44 @@ class _Stage:
                     self._add(Channel.BROW_RIGHT, raised)
 
     def _answer(self) -> None:
-        """Nods and smiles for what the person says."""
-        for one, following in zip_longest(self.other, self.other[1:]):
-            assert one is not None
-            stop = one.stop / STEPS_PER_SECOND
-            pause = following is None or following.start - one.stop > 15
-            if pause and one.stop - one.start > 60 and self.rng.random() < 0.65:
-                self._nod(stop + self.rng.uniform(0.35, 0.75))
-            if pause and self.rng.random() < 0.25:
-                self._smile(stop + self.rng.uniform(0.4, 0.8))
-            at = one.start / STEPS_PER_SECOND + self.rng.uniform(0.9, 2.5)
-            while at < stop - 0.3:
-                if self.rng.random() < 0.4:
-                    self._nod(at)
-                at += self.rng.uniform(1.2, 3.0)
+        """Nods, brows and smiles for what the person says; who talks keeps them back."""
+        ends = [(one, True) for one in self.heard.ends]
+        peaks = [(one, False) for one in self.heard.peaks]
+        last = -9.0
+        for one, of_phrase in sorted(ends + peaks, key=lambda pair: pair[0].at):
+            if one.at - last < (_NOD_APART if of_phrase else _STRESS_NOD_APART):
+                continue
+            last = one.at
+            if of_phrase:
+                self._nod(one, size=0.042 + 0.034 * one.strength, strokes=2)
+                self._raise_brows(one, 0.08 + 0.12 * one.strength)
+            else:
+                self._nod(one, size=0.040 * one.strength, strokes=1)
+                self._raise_brows(one, 0.10 * one.strength)
+        for one in self.heard.pauses:
+            if self.rng.random() < 0.85:
+                self._smile(one.at, size=0.20 + 0.10 * one.strength, hold=0.7)
+        for said in self.other:
+            if self.pool[said.utterance].laugh:
+                # Two syllables tell a laugh.
+                length = (said.stop - said.start) / STEPS_PER_SECOND
+                self._smile(said.start / STEPS_PER_SECOND + 0.5, size=0.6, hold=max(0.4, length - 0.4))
 
-    def _nod(self, at: float) -> None:
-        size = self.identity.liveliness * self.rng.uniform(0.05, 0.105)
-        strokes, pace = int(self.rng.integers(1, 4)), self.rng.uniform(2.0, 2.6)
-        since = self.times - at
+    def _nod(self, one: Moment, *, size: float, strokes: int) -> None:
+        size *= self.identity.liveliness * self.rng.uniform(0.9, 1.1)
+        pace = 2.1
+        since = self.times - one.at - ANSWER_SECONDS
         inside = (since >= 0) & (since <= strokes / pace)
-        stroke = (
-            -size * 0.5 * (1 - np.cos(2 * np.pi * pace * since)) * np.exp(-0.55 * pace * np.clip(since, 0, None) * 0.6)
-        )
-        self._add(Channel.PITCH, np.where(inside, stroke, 0.0))
+        stroke = -size * 0.5 * (1 - np.cos(2 * np.pi * pace * since)) * np.exp(-0.9 * np.clip(since, 0, None))
+        self._add(Channel.PITCH, np.where(inside, stroke, 0.0) * (1 - self.talking))
 
-    def _smile(self, at: float) -> None:
-        smile = self._bump(at, 0.35, self.rng.uniform(0.5, 1.3), 0.9) * self.rng.uniform(0.18, 0.38)
+    def _raise_brows(self, one: Moment, size: float) -> None:
+        raised = size * self._bump(one.at + ANSWER_SECONDS, 0.18, 0.15, 0.45) * (1 - self.talking)
+        self._add(Channel.BROW_LEFT, raised)
+        self._add(Channel.BROW_RIGHT, raised)
+
+    def _smile(self, at: float, *, size: float, hold: float) -> None:
+        smile = size * self.identity.expression * self._bump(at + ANSWER_SECONDS, 0.35, hold, 0.9) * (1 - self.talking)
         self._add(Channel.SMILE, smile)
         self._add(Channel.SQUINT, 0.5 * smile)
 
@@ -314,23 +354,27 @@ class _Stage:
         at, contact = 0, True
         self.jumps: list[int] = []
         while at < self.frames:
-            talking, listening = self.talking[at] > 0.5, self.listening[at] > 0.5
+            talking, listening = self.talking[at] > 0.5, self.attentive[at] > 0.5
             if contact:
-                mean = 3.4 if listening else 1.7 if talking else 2.4
+                mean = 6.0 if listening else 1.7 if talking else 2.0
                 shift = np.zeros(2)
             else:
-                mean = 0.45 if listening else 0.9 if talking else 1.1
+                mean = 0.3 if listening else 0.9 if talking else 1.7
                 side = self.rng.choice([-1, 1])
                 shift = np.array([side * self.rng.uniform(0.2, 0.5), self.rng.uniform(-0.25, 0.25)])
             stop = min(self.frames, at + max(5, int(self.rng.exponential(mean) * FRAMES_PER_SECOND)))
             self.jumps.append(at)
+            called = np.flatnonzero(self.attentive[at:stop] > 0.5) if not listening else np.zeros(0, int)
+            if len(called):
+                # Somebody begins to talk: look at them.
+                stop = at + max(1, int(called[0]))
             while at < stop:
                 end = min(stop, at + int(self.rng.uniform(0.35, 1.3) * FRAMES_PER_SECOND) + 2)
                 small = self.rng.normal(0, 0.028, 2)
                 x[at:end], y[at:end] = shift + small
                 away[at:end] = not contact
                 at = end
-            contact = not contact or self.rng.random() < 0.15
+            contact = not contact or bool(len(called)) or self.rng.random() < 0.15
         x, y, away = (_saccade(series) for series in (x, y, away))
         # Who thinks looks at nobody.
         kept = np.clip(1 - away - np.clip(self.thinking, 0, 1), 0, 1)
@@ -341,11 +385,14 @@ class _Stage:
     def _blinks(self) -> None:
         lids = np.zeros(self.frames)
         ends = {(one.stop + 10) // STEPS_PER_FRAME for one in self.own if self.rng.random() < 0.35}
+        for one in self.heard.ends:
+            if self.rng.random() < 0.3:
+                ends.add(round((one.at + ANSWER_SECONDS) * FRAMES_PER_SECOND))
         jumps = {at for at in self.jumps if self.rng.random() < 0.22}
         last = -1.0
         for frame in range(self.frames):
             at = frame / FRAMES_PER_SECOND
-            due = frame in ends or frame in jumps or self.rng.random() < 0.14 / FRAMES_PER_SECOND
+            due = frame in ends or frame in jumps or self.rng.random() < 0.18 / FRAMES_PER_SECOND
             if due and at - last > 0.7:
                 last = at
                 depth = 1.0 if self.rng.random() < 0.85 else self.rng.uniform(0.7, 0.9)

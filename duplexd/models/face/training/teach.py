@@ -36,12 +36,6 @@ CHUNKS = 10
 CLIPS = 12
 SAVE_STEPS = 50
 _EMA = 0.998
-#: Wrong lips are seen first.
-_WEIGHTS = torch.ones(CHANNELS)
-_WEIGHTS[list(SPEECH)] = 1.6
-_WEIGHTS[Channel.OPENING] = 3.0
-#: Blinks are rare, short and missed when they are gone.
-_WEIGHTS[[Channel.LID_LEFT, Channel.LID_RIGHT]] = 2.5
 
 
 class Course(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,16 +45,32 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     distil: int = 300
     refine: int = 700
     rate: float = 1.5e-3
+    lips: float = 3.0  #: weight of the opening of the mouth; of other channels see `weights_of`
     seed: int = 20_261_130
+
+
+def weights_of(course: Course) -> Tensor:
+    """How much an error of each channel counts, (CHANNELS,), 1 on average."""
+    weights = torch.ones(CHANNELS)
+    # Wrong lips are seen first.
+    weights[list(SPEECH)] = 1.6
+    weights[Channel.OPENING] = course.lips
+    # Blinks are rare, short and missed when they are gone.
+    weights[[Channel.LID_LEFT, Channel.LID_RIGHT]] = 2.5
+    # So are nods, and they are how a listener is seen to listen; eyes, brows and smiles answer too.
+    weights[Channel.PITCH] = 3.0
+    weights[[Channel.GAZE_X, Channel.GAZE_Y, Channel.BROW_LEFT, Channel.BROW_RIGHT, Channel.SMILE]] = 1.3
+    return weights / weights.mean()
 
 
 class School:
     """Two networks being taught, and everything needed to go on after a stop.
 
     Args:    folder: where state and curve are kept.
+             after: the folder of an earlier course on the same lessons, from whose ends all networks begin.
     """
 
-    def __init__(self, lessons: Lessons, course: Course, folder: Path) -> None:
+    def __init__(self, lessons: Lessons, course: Course, folder: Path, *, after: Path | None = None) -> None:
         self.course, self.folder = course, folder
         self.shape = FaceShape()
         self.mean, self.deviation = statistics(lessons)
@@ -70,7 +80,14 @@ class School:
         self.nets["flow"].begin(torch.Generator().manual_seed(course.seed))
         self.ema["flow"].load_state_dict(self.nets["flow"].state_dict())
         self.done = dict.fromkeys(self.nets, 0)
+        self._weights = weights_of(course)
+        self._after = after
         self._optimiser: tuple[str, torch.optim.AdamW] | None = None
+        if after is not None:
+            earlier = torch.load(after / "state.pt", weights_only=True)
+            for name in self.nets:
+                self.nets[name].load_state_dict(earlier["ema"][name])
+                self.ema[name].load_state_dict(earlier["ema"][name])
         self._resume()
 
     # Going on -----------------------------------------------------------------------------------------------------
@@ -121,7 +138,7 @@ class School:
         steps = {"flow": self.course.flow, "distil": self.course.distil, "refine": self.course.refine}
         lessons = {"flow": self._flow_loss, "distil": self._distil_loss, "refine": self._refine_loss}
         for name, count in steps.items():
-            if self.done[name] == 0 and name != "flow":
+            if self.done[name] == 0 and name != "flow" and self._after is None:
                 self.nets[name].load_state_dict(self.ema["flow"].state_dict())
                 self.ema[name].load_state_dict(self.ema["flow"].state_dict())
             for step in range(self.done[name], count):
@@ -180,9 +197,9 @@ class School:
         v = lesson.velocity(x, t)
         clean = x - t[:, :, None, None] * v
         return {
-            "history": 0.5 * _error(history, noise - clip.motion, clip),
-            "flow": _error(v, other - clip.motion, clip),
-            "speed": 1.5 * _speed_error(clean, clip.motion, clip),
+            "history": 0.5 * _error(history, noise - clip.motion, clip, self._weights),
+            "flow": _error(v, other - clip.motion, clip, self._weights),
+            "speed": 1.5 * _speed_error(clean, clip.motion, clip, self._weights),
         }
 
     def _refine_loss(self, sampler: Sampler) -> dict[str, Tensor]:
@@ -196,7 +213,10 @@ class School:
         t = torch.where(torch.rand(CLIPS, CHUNKS) < 0.7, REFINER_TIME, 0.1 + 0.3 * torch.rand(CLIPS, CHUNKS))
         x = blended(clip.motion + astray, noise, t[:, :, None, None])
         clean = x - t[:, :, None, None] * lesson.velocity(x, t)
-        return {"clean": 10 * _error(clean, clip.motion, clip), "speed": 10 * _speed_error(clean, clip.motion, clip)}
+        return {
+            "clean": 10 * _error(clean, clip.motion, clip, self._weights),
+            "speed": 10 * _speed_error(clean, clip.motion, clip, self._weights),
+        }
 
     def _distil_loss(self, sampler: Sampler) -> dict[str, Tensor]:
         clip = sampler.draw(CLIPS, CHUNKS)
@@ -215,9 +235,9 @@ class School:
         half = velocity_step(start, student.velocity(start, _all(clip, first)), first, second)
         clean = velocity_step(half.detach(), student.velocity(half.detach(), _all(clip, second)), second, 0.0)
         return {
-            "half": 4 * _error(half, states[second], clip),
-            "clean": 4 * _error(clean, states[0.0], clip),
-            "speed": 6 * _speed_error(clean, states[0.0], clip),
+            "half": 4 * _error(half, states[second], clip, self._weights),
+            "clean": 4 * _error(clean, states[0.0], clip, self._weights),
+            "speed": 6 * _speed_error(clean, states[0.0], clip, self._weights),
         }
 
 
@@ -249,14 +269,14 @@ def _all(clip: Clip, t: float) -> Tensor:
     return torch.full(clip.kept.shape, t)
 
 
-def _error(found: Tensor, wanted: Tensor, clip: Clip) -> Tensor:
+def _error(found: Tensor, wanted: Tensor, clip: Clip, weights: Tensor) -> Tensor:
     """Weighted mean square. The first chunk of a clip has no history, which is rare in life: it counts less."""
-    squared = ((found - wanted).square() * _WEIGHTS).mean((0, 2, 3))
+    squared = ((found - wanted).square() * weights).mean((0, 2, 3))
     squared = torch.cat([0.3 * squared[:1], squared[1:]])
-    return squared.mean() / _WEIGHTS.mean()
+    return squared.mean()
 
 
-def _speed_error(found: Tensor, wanted: Tensor, clip: Clip) -> Tensor:
+def _speed_error(found: Tensor, wanted: Tensor, clip: Clip, weights: Tensor) -> Tensor:
     """The same of changes from frame to frame, the first from the last frame that was seen before."""
     if wanted is clip.motion:
         last = (clip.kept - 1)[:, :-1, None, None].expand(-1, -1, 1, CHANNELS)
@@ -264,7 +284,7 @@ def _speed_error(found: Tensor, wanted: Tensor, clip: Clip) -> Tensor:
         found, wanted = torch.cat([before, found], 2), torch.cat([before, wanted], 2)
     # A sample goes on from its own history, which is not the clip's: its first frame has no known change.
     squared = (found.diff(dim=2) - wanted.diff(dim=2)).square()
-    return (squared * _WEIGHTS).mean() / _WEIGHTS.mean()
+    return (squared * weights).mean()
 
 
 def graduate(school: School) -> FaceWeights:
