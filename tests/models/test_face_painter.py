@@ -60,6 +60,21 @@ def test_one_that_was_killed_is_replaced_and_nothing_is_missing(painter: Painter
     assert not Path(f"/proc/{first}").exists()  # Its end was taken note of: no zombie stays.
 
 
+def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both tries time out while the process goes on: the next request is answered by a process that got it alone."""
+    painter = Painter(size=SIZE, frames_max=3)
+    painter.start()
+    wanted = painter.draw("mira", motions("mira", 1)).copy()
+    monkeypatch.setattr("duplexd.models.face.painter.DRAW_WITHIN_S", 1e-6)
+    with pytest.raises(ModelError, match="failed twice over the same frames"):
+        painter.draw("theo", motions("theo", 3))
+    assert painter.pid is None
+    monkeypatch.undo()
+
+    assert np.array_equal(painter.draw("mira", motions("mira", 1)), wanted)
+    painter.close()
+
+
 def test_a_character_that_does_not_exist_is_named_and_the_painter_lives(painter: Painter) -> None:
     pid = painter.pid
     with pytest.raises(ModelError, match="no character 'nobody'"):

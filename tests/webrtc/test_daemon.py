@@ -23,6 +23,7 @@ from duplexd.bench.daemon import Daemon
 from duplexd.media import tones
 from duplexd.webrtc.opus import VOICE_FRAME
 from tests.webrtc.client import TestClient
+from tests.webrtc.served import serve, until_frames
 
 SESSIONS_MAX = 3
 FLAGS = ("--model", "clock", "--loopback-media", "--sessions-max", str(SESSIONS_MAX))
@@ -83,14 +84,7 @@ Story = Callable[[Visitor], Awaitable[None]]
 
 
 def at_a_daemon(story: Story, *flags: str, within_s: float = 90) -> None:
-    async def run() -> None:
-        async with Daemon(*FLAGS, *flags) as daemon, aiohttp.ClientSession() as http:
-            await asyncio.wait_for(story(Visitor(daemon, http)), within_s)
-            said = daemon.said()
-        assert "Traceback" not in said, said[-3000:]
-        assert "was never retrieved" not in said
-
-    asyncio.run(run())
+    serve(story, Visitor, (*FLAGS, *flags), within_s=within_s)
 
 
 def say(client: TestClient, text: str, key: str) -> None:
@@ -184,14 +178,6 @@ def test_a_client_that_takes_video_sees_the_face_until_it_is_hidden() -> None:
         await client.close()
 
     at_a_daemon(story)
-
-
-async def until_frames(client: TestClient, count: int) -> None:
-    for _ in range(50):
-        if len(client.frames) >= count:
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"{len(client.frames)} frames have come, not {count}")
 
 
 def test_bad_messages_get_an_error_each_and_the_session_goes_on() -> None:

@@ -116,7 +116,8 @@ class Painter:
             try:
                 error = self._ask(request)
             except _Gone as gone:
-                raise ModelError(f"the process that draws the face ended twice over the same frames: {gone}") from gone
+                self.close()  # Its answer, if one comes yet, must not be taken for that of the next request.
+                raise ModelError(f"the process that draws the face failed twice over the same frames: {gone}") from gone
         if error:
             raise ModelError(error)
         return self._frames[: len(motions)]

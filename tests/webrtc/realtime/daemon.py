@@ -21,6 +21,7 @@ from duplexd.webrtc.peer import LOOPBACK, bind_addresses
 from duplexd.webrtc.receive import install
 from duplexd.webrtc.tracks import MediaClock, VoiceTrack
 from tests.webrtc.realtime.rules import View
+from tests.webrtc.served import serve
 
 FLAGS = ("--model", "clock", "--loopback-media", "--sessions-max", "3")
 
@@ -97,14 +98,7 @@ Story = Callable[[Api], Awaitable[None]]
 
 
 def at_a_daemon(story: Story, *flags: str, within_s: float = 60) -> None:
-    async def run() -> None:
-        async with Daemon(*FLAGS, *flags) as daemon, aiohttp.ClientSession() as http:
-            await asyncio.wait_for(story(Api(daemon, http)), within_s)
-            said = daemon.said()
-        assert "Traceback" not in said, said[-3000:]
-        assert "was never retrieved" not in said
-
-    asyncio.run(run())
+    serve(story, Api, (*FLAGS, *flags), within_s=within_s)
 
 
 class Caller:

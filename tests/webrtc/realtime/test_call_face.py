@@ -13,6 +13,7 @@ import pytest
 from duplexd.media import tones
 from tests.webrtc.realtime.daemon import Api, Caller, at_a_daemon, call
 from tests.webrtc.realtime.simulated import beep24
+from tests.webrtc.served import until_frames
 
 pytestmark = pytest.mark.slow
 WHITE_ABOVE = 190  #: luma; grey is 110, white 235
@@ -43,14 +44,6 @@ def user(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
-async def until_seen(caller: Caller, count: int) -> None:
-    for _ in range(100):
-        if len(caller.frames) >= count:
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"{len(caller.frames)} frames have come, not {count}")
-
-
 def test_a_call_that_takes_video_sees_the_face_speak_and_one_that_does_not_costs_no_picture() -> None:
     async def story(api: Api) -> None:
         blind, _ = await call(api)
@@ -64,7 +57,7 @@ def test_a_call_that_takes_video_sees_the_face_speak_and_one_that_does_not_costs
         await blind.close()
         caller, _ = await call(api, video="recvonly")
         await caller.until("session.created")
-        await until_seen(caller, 5)
+        await until_frames(caller, 5)
         assert {(frame.width, frame.height) for frame in caller.frames} == {(64, 64)}
         assert (await api.daemon.metrics())["duplexd_frontend_views"] == 1
         caller.send("conversation.item.create", item=user("say 6"))
@@ -83,7 +76,7 @@ def test_a_voice_over_a_call_stops_its_face_with_its_sound() -> None:
     async def story(api: Api) -> None:
         caller, _ = await call(api, video="recvonly")
         await caller.until("session.created")
-        await until_seen(caller, 5)
+        await until_frames(caller, 5)
         caller.send("conversation.item.create", item=user("say 12"))
         caller.send("response.create")
         await caller.until("output_audio_buffer.started")
@@ -129,7 +122,7 @@ def test_a_live_call_that_takes_video_sees_the_face() -> None:
         status, answer, _ = await api.post("/v1/live/sessions", json=body)
         assert status == 201, answer
         await caller.answer(answer["transport"]["sdp"])
-        await until_seen(caller, 5)
+        await until_frames(caller, 5)
         said = {"type": "session.commentary.append", "content": "say 3"}
         caller.channel.send(json.dumps(said))
         for _ in range(120):

@@ -14,7 +14,7 @@ import pytest
 from duplexd.media import tones
 from tests.webrtc.realtime.daemon import Api, Caller, at_a_daemon
 from tests.webrtc.realtime.simulated import beep24
-from tests.webrtc.realtime.test_call_face import until_seen
+from tests.webrtc.served import until_frames
 
 pytestmark = pytest.mark.slow
 Event = dict[str, Any]
@@ -87,7 +87,7 @@ def test_a_session_in_which_nothing_happens_rests_with_its_face_until_somebody_s
     async def story(api: Api) -> None:
         live = LiveCaller(video="recvonly")
         await live.start(api, idle_timeout_s=1, wake_policy={"type": "speech"})
-        await until_seen(live.caller, 5)
+        await until_frames(live.caller, 5)
         await live.until("session.paused")
         assert (await api.daemon.metrics())["duplexd_frontend_views"] == 0
         live.caller.mic = beep24(700)

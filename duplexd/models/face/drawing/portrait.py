@@ -82,9 +82,9 @@ class _Frame(Sketch):
         shapes, texture = self.hair_shapes(layer), self.paints.hair.get(layer)
         if texture is not None:
             self.collage.lay(texture, self.paints.hair_pins(layer, self.pose), *shapes)
+            return
         for shape, lock in zip(shapes, self.locks_of(layer), strict=True):
-            if texture is None:
-                pen.fill(self.canvas, shape, argb(self.dye(lock)[0]))
+            pen.fill(self.canvas, shape, argb(self.dye(lock)[0]))
 
     def neck(self) -> None:
         width = 34.0 * self.features.neck
