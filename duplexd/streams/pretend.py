@@ -39,13 +39,13 @@ class Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, here: Tensor) -> Elsewhere:
-        made: Elsewhere = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Elsewhere = Tensor._make_wrapper_subclass(
             cls,
             here.shape,
             strides=here.stride(),
             storage_offset=here.storage_offset(),
             dtype=here.dtype,
-            device=PRETENDED,
+            device=torch.device(PRETENDED),
         )
         made.here = here
         return made
@@ -60,7 +60,9 @@ class Elsewhere(Tensor):
             return function(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         return _perform(function, args, kwargs or {})
 
 
@@ -70,14 +72,14 @@ class PretendedDevice:
     def __enter__(self) -> PretendedDevice:
         self._modes = ExitStack()
         self._modes.enter_context(_Makers())
-        self._modes.enter_context(_Operations())
+        self._modes.enter_context(_Operations())  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *_: object) -> None:
         self._modes.close()
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         return _perform(function, args, kwargs or {})
 
