@@ -153,9 +153,9 @@ def _message(value: dict[str, Any], param: str, new_id: str, takes: frozenset[st
 def _part(value: Any, param: str, *, role: str, takes: frozenset[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(param, value, "an object")
-    kind = {"text": "output_text" if role == "assistant" else "input_text"}.get(
-        value.get("type", ""), value.get("type")
-    )
+    kind = value.get("type")
+    if kind == "text":
+        kind = "output_text" if role == "assistant" else "input_text"
     if kind not in _CONTENT_TYPES[role]:
         raise invalid(f"{param}.type", kind, ", ".join(_CONTENT_TYPES[role]))
     if kind in ("input_text", "output_text"):
@@ -253,15 +253,16 @@ class Conversation:
     def add(self, item: Item, *, after: str | None = None) -> tuple[str | None, Item | None]:
         """Put it behind `after` (None: at the end, "root": first). Returns (id before it, the item that left for it).
 
-        Raises Fault for an id that is there already, or an `after` that is not.
+        At the bound the oldest of those that were there leaves, never the new one. Raises Fault for an id that is
+        there already, or an `after` that is not.
         """
         if self.find(item.item_id) is not None:
             raise Fault("item_already_exists", f"There is an item '{item.item_id}' already.", param="item.id")
         at = self._place(after)
+        left = self._items.pop(0) if len(self._items) >= self._items_max else None
+        at -= 1 if left is not None and at else 0
         self._items.insert(at, item)
-        before = self._items[at - 1].item_id if at else None
-        left = self._items.pop(0) if len(self._items) > self._items_max else None
-        return before, left
+        return self._items[at - 1].item_id if at else None, left
 
     def _place(self, after: str | None) -> int:
         if after is None:

@@ -65,6 +65,7 @@ from duplexd.webrtc.realtime.settings import (
     TOOL_CHOICE,
     TOOLS,
     Settings,
+    locked_field,
     modalities,
 )
 
@@ -266,10 +267,10 @@ class RealtimeSession:
 
     # The client -------------------------------------------------------------------------------------------------------
 
-    def on_text(self, text: str | bytes, now: Nanos) -> None:
-        """One event as it came. Whatever is wrong with it, the session goes on."""
+    def on_text(self, text: str | bytes, now: Nanos) -> bool:
+        """One event as it came; whether it was taken. Whatever is wrong with it, the session goes on."""
         if self.closed:
-            return
+            return False
         event_id = None
         try:
             event = _decode(text, self.limits.event_bytes_max)
@@ -278,12 +279,15 @@ class RealtimeSession:
             self.on_event(event, now)
         except Fault as fault:
             self._tell_fault(fault, event_id, now)
+            return False
         except InputRefused as refused:
             self._tell_fault(Fault("invalid_value", str(refused), param="audio"), event_id, now)
+            return False
+        return True
 
-    def refuse(self, code: str, message: str, now: Nanos) -> None:
-        """What came was no event at all."""
-        self._tell_fault(Fault(code, message), None, now)
+    def refuse(self, code: str, message: str, now: Nanos, *, event_id: str | None = None, param: str = "") -> None:
+        """What came was no event of the protocol."""
+        self._tell_fault(Fault(code, message, param=param), event_id, now)
 
     def on_event(self, event: dict[str, Any], now: Nanos) -> None:
         """One client event. Raises Fault; then nothing has changed."""
@@ -296,7 +300,9 @@ class RealtimeSession:
         if kind not in _UNCOUNTED and not self._bucket.take(now):
             said = f"More than {self.limits.events_per_second:g} events a second; this one is not taken."
             raise Fault("rate_limit_exceeded", said, kind="rate_limit_error")
-        if self._is_repeated(kind, event.get("event_id")):
+        event_id = event.get("event_id") if kind in _IDEMPOTENT else None
+        if isinstance(event_id, str) and event_id in self._seen:
+            self.counts["repeated_events"] += 1
             return
         act, checks, required = known
         for name in required:
@@ -304,18 +310,14 @@ class RealtimeSession:
                 raise missing(name)
         values = {name: check(event[name], name) for name, check in checks.items() if event.get(name) is not None}
         act(self, values, now)
+        if isinstance(event_id, str) and event_id:
+            self._remember_event(event_id)
 
-    def _is_repeated(self, kind: str, event_id: object) -> bool:
-        """An event that makes something, sent again under its id, makes nothing again."""
-        if kind not in _IDEMPOTENT or not isinstance(event_id, str) or not event_id:
-            return False
-        if event_id in self._seen:
-            self.counts["repeated_events"] += 1
-            return True
+    def _remember_event(self, event_id: str) -> None:
+        """It made something: sent again under its id it makes nothing again. One that was refused may be retried."""
         self._seen[event_id] = None
         if len(self._seen) > EVENT_IDS_KEPT:
             self._seen.popitem(last=False)
-        return False
 
     def _update_session(self, event: dict[str, Any], now: Nanos) -> None:
         before = self.settings
@@ -497,6 +499,7 @@ class RealtimeSession:
 
     def _add_item(self, item: Item, after: str | None = None, *, is_done: bool = True) -> None:
         before, left = self.conversation.add(item, after=after)
+        # Told in this order, so that `before` is never the id of one that has left.
         if left is not None:
             self._tell("conversation.item.deleted", item_id=left.item_id)
         self._tell("conversation.item.added", item=item.wire(), previous_item_id=before)
@@ -584,6 +587,11 @@ class RealtimeSession:
     # Responses --------------------------------------------------------------------------------------------------------
 
     @property
+    def is_idle(self) -> bool:
+        """No response is being made, none waits, and of none there is sound that has not been played."""
+        return not (self._live or self._asked or self._waiting)
+
+    @property
     def _active(self) -> Response | None:
         """The response of the conversation that is being made."""
         return next((r for r in reversed(self._responses.values()) if not r.done and not r.out_of_band), None)
@@ -592,6 +600,9 @@ class RealtimeSession:
         if self.settings.is_transcription:
             raise Fault("invalid_request", "A transcription session makes no responses.", param="type")
         wanted = event.get("response", {})
+        locked = next((name for name in wanted if name in self._locked), None)
+        if locked is not None:
+            raise locked_field(locked, param=f"response.{locked}")
         out_of_band = wanted.get("conversation") == "none"
         active = self._active
         if active is not None and not out_of_band:
@@ -1112,8 +1123,8 @@ _RESPONSE = c.fields(
         "conversation": c.text(longest=64),
         "input": c.many(c.anything, most=256),
         "metadata": METADATA,
-        "prompt": c.anything,
-        "reasoning": c.anything,
+        "prompt": c.plain,
+        "reasoning": c.plain,
         "duplexd": c.fields({"script": c.text(longest=SCRIPT_MAX, shortest=1)}),
     }
 )

@@ -207,12 +207,14 @@ class RealtimeVisit:
             if sink in sinks:
                 sinks.remove(sink)
 
-    def on_text(self, text: str | bytes) -> None:
-        self.bridge.on_text(text, clock.now())
+    def on_text(self, text: str | bytes) -> bool:
+        """One event of the client; whether it was taken."""
+        taken = self.bridge.on_text(text, clock.now())
         self.flush()
+        return taken
 
-    def refuse(self, code: str, message: str) -> None:
-        self.bridge.session.refuse(code, message, clock.now())
+    def refuse(self, code: str, message: str, *, event_id: str | None = None, param: str = "") -> None:
+        self.bridge.session.refuse(code, message, clock.now(), event_id=event_id, param=param)
         self.flush()
 
     def on_message(self, label: str, data: str | MessageFault) -> None:

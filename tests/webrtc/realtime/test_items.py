@@ -71,6 +71,7 @@ def test_a_model_that_does_not_see_says_so() -> None:
         ({"type": "message", "role": "user", "content": [{"type": "input_text"}]}, "item.content[0].text"),
         ({"type": "function_call_output", "output": "x"}, "item.call_id"),
         ({"type": "mcp_call"}, "item.type"),
+        ({"type": "message", "role": "user", "content": [{"type": []}]}, "item.content[0].type"),
     ],
 )
 def test_what_is_wrong_with_an_item_is_named(item: dict[str, Any], param: str) -> None:
@@ -111,3 +112,25 @@ def test_at_its_bound_the_oldest_item_leaves() -> None:
 
     assert [item.item_id for item in left if item is not None] == ["a"]
     assert [item.item_id for item in conversation] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "order"),
+    [
+        pytest.param(None, "c", "bcn", id="at-the-end"),
+        pytest.param("root", None, "nbc", id="first"),
+        pytest.param("a", None, "nbc", id="behind-the-one-that-leaves"),
+        pytest.param("b", "b", "bnc", id="behind-another"),
+    ],
+)
+def test_at_its_bound_a_new_item_stands_where_it_was_asked_for(
+    after: str | None, before: str | None, order: str
+) -> None:
+    """At root the new item itself left, told as deleted and then as added; or told to stand behind one deleted."""
+    conversation = Conversation(items_max=3)
+    for text in "abc":
+        conversation.add(said("user", text))
+    stands, left = conversation.add(said("user", "n"), after=after)
+
+    assert (stands, left.item_id if left is not None else None) == (before, "a")
+    assert "".join(item.item_id for item in conversation) == order

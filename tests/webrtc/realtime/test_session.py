@@ -481,3 +481,18 @@ def _b64(pcm: Any) -> str:
     from tests.webrtc.realtime.simulated import b64
 
     return b64(pcm)
+
+
+def test_an_event_that_was_refused_may_be_sent_again_under_its_id() -> None:
+    """Its id was remembered before it was looked at: the retry got neither an error nor a response."""
+    simulation = Simulation(until_ms=12_000)
+    client = Client(simulation)
+    ask(client, "say 2")
+    client.send("response.create", at_ms=400, event_id="again")
+    client.send("response.create", at_ms=7000, event_id="again")
+    client.send("response.create", at_ms=9000, event_id="again")
+    simulation.run()
+
+    errors = [event["error"] for event in client.events("error")]
+    assert [(e["code"], e["event_id"]) for e in errors] == [("conversation_already_has_active_response", "again")]
+    assert len(client.events("response.created")) == 2
