@@ -50,7 +50,15 @@ from duplexd.webrtc.realtime.resume import DuplexSessions
 from duplexd.webrtc.realtime.secrets import Doorkeeper, Key
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import Settings
-from duplexd.webrtc.realtime.visit import CHANNEL, ChannelSink, RealtimeVisit, SocketSink, turn_away
+from duplexd.webrtc.realtime.visit import (
+    CHANNEL,
+    CHANNEL_BYTES_MAX,
+    CHANNEL_GRACE,
+    ChannelSink,
+    RealtimeVisit,
+    SocketSink,
+    turn_away,
+)
 
 ADDRESSES_MAX = 4096  #: addresses whose rate is remembered
 CALL_BYTES_MAX = 1024 * 1024  #: an offer and a session together
@@ -318,7 +326,12 @@ class RealtimeRoutes:
             visit.ending = task
 
         config = msgspec.structs.replace(
-            self.frontend.peer_config(), labels=(CHANNEL,), heartbeat_ns=Nanos(0), one_stream=True
+            self.frontend.peer_config(),
+            labels=(CHANNEL,),
+            heartbeat_ns=Nanos(0),
+            one_stream=True,
+            message_bytes_max=CHANNEL_BYTES_MAX,
+            channel_grace_ns=CHANNEL_GRACE,
         )
         visit.view = self.frontend.view(visit.session, visit.line)
         peer = await Peer.accept(

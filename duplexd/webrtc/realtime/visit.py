@@ -36,7 +36,7 @@ from duplexd.messages import (
     StateChanged,
     TurnState,
 )
-from duplexd.units import Nanos, Ticks, ticks_from_nanos
+from duplexd.units import NANOS_PER_SECOND, Nanos, Ticks, ticks_from_nanos
 from duplexd.webrtc.audience import Audience
 from duplexd.webrtc.camera import CameraReceiver
 from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused, tick_view
@@ -44,11 +44,12 @@ from duplexd.webrtc.peer import MessageFault, Peer
 from duplexd.webrtc.realtime.bridge import Bridge
 from duplexd.webrtc.realtime.session import RealtimeSession
 from duplexd.webrtc.view import View
-from duplexd.webrtc.wire import MESSAGE_BYTES_MAX
 
 CHANNEL = "oai-events"
 BACKLOG_BYTES_MAX = 8 * 1024 * 1024  #: events that wait for a socket that does not read
 SINKS_MAX = 8  #: connections that may join one session
+CHANNEL_BYTES_MAX = 262_144  #: of an event on a data channel; Chromium and Firefox take as much or more
+CHANNEL_GRACE = Nanos(5 * NANOS_PER_SECOND)  #: a call whose data channel closed lives so long without one
 
 log = logging.getLogger("duplexd.realtime")
 _encoder = msgspec.json.Encoder()
@@ -130,13 +131,11 @@ class ChannelSink:
         peer = self._peer()
         if peer is None:
             return
-        if len(text.encode()) > MESSAGE_BYTES_MAX:
-            said = (
-                f"An event is larger than a data channel takes ({MESSAGE_BYTES_MAX} bytes); ask for it over a sideband."
-            )
-            error = {"type": "server_error", "code": "event_too_large", "message": said}
-            text = _encoder.encode({"type": "error", "event_id": "event_too_large", "error": error}).decode()
-        peer.send(CHANNEL, text)
+        longest = peer.message_bytes_max
+        if len(text.encode()) > longest:
+            text = _too_large(text, longest)
+        if len(text.encode()) <= longest:
+            peer.send(CHANNEL, text)
 
     @property
     def backlog_bytes(self) -> int:
@@ -147,6 +146,19 @@ class ChannelSink:
         peer = self._peer()
         if peer is not None:
             await peer.close(reason)
+
+
+class _Head(msgspec.Struct):
+    type: str = ""
+    event_id: str = ""
+
+
+def _too_large(text: str, longest: int) -> str:
+    """What is told in place of an event that a data channel does not take, under that event's id: ids have no gap."""
+    head = msgspec.json.decode(text, type=_Head)
+    said = f"An event '{head.type}' is larger than this data channel takes ({longest} bytes); a sideband is told it."
+    error = {"type": "server_error", "code": "event_too_large", "message": said}
+    return _encoder.encode({"type": "error", "event_id": head.event_id, "error": error}).decode()
 
 
 class RealtimeVisit:

@@ -70,10 +70,13 @@ class Place:
     def session_count(self) -> int:
         return len(self.frontend.visits)
 
-    async def settled(self) -> None:
-        """Everything that can happen now has happened, or does not."""
-        for _ in range(200):
+    async def happen(self) -> None:
+        """What the engine said is taken."""
+        for _ in range(10):
             await asyncio.sleep(0)
+
+    async def settled(self) -> None:
+        """Every session has ended and every socket is closed; or they do not, within half a second."""
         for _ in range(50):
             if not self.session_count and not writers():
                 return

@@ -11,8 +11,20 @@ from typing import Any
 import aiohttp
 import pytest
 
+from duplexd import clock
 from duplexd.config import Config
-from duplexd.messages import ConditionSet, ReplyWanted, ResponseState
+from duplexd.ids import TurnId
+from duplexd.messages import (
+    ConditionSet,
+    HistorySet,
+    PastTurn,
+    ReplyWanted,
+    ResponseState,
+    TurnOpened,
+    TurnOutcome,
+    TurnSettled,
+)
+from duplexd.units import NANOS_PER_SECOND, Nanos, Span, Ticks
 from duplexd.webrtc.realtime.live import LiveRoutes, LiveVisit
 from duplexd.webrtc.realtime.visit import RealtimeVisit
 from tests.webrtc.realtime.engineless import Place, at_a_door, reply_of, words_of, writers
@@ -331,3 +343,89 @@ def test_a_bug_of_ours_is_a_typed_answer(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (answer.status, (await answer.json())["error"]["code"]) == (500, "internal_error")
 
     at_a_door(story)
+
+
+# Live -----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_to_be_communicated_waits_until_nobody_speaks_and_is_said_once() -> None:
+    """During a reply it was refused by the core and lost, and the client was told an error and `appended`."""
+
+    async def story(place: Place) -> None:
+        place.engine.on_reply_wanted = lambda wanted: place.engine.say(
+            reply_of(wanted.session, number=len(place.engine.told(ReplyWanted)), key=wanted.key)(ResponseState.ACCEPTED)
+        )
+
+        async def until(kind: str) -> dict[str, Any]:
+            while (event := await socket.receive_json(timeout=5))["type"] != kind:
+                assert event["type"] != "error", event
+            return dict(event)
+
+        async def comment(text: str) -> None:
+            await socket.send_json({"type": "session.commentary.append", "content": text})
+            await until("session.commentary.appended")
+            await place.happen()
+
+        socket = await place.http.ws_connect("/v1/live/sessions")
+        await socket.send_json({"type": "session.start", "session": {"model": "clock"}})
+        await until("session.started")
+        (visit,) = place.frontend.visits.values()
+        assert isinstance(visit, LiveVisit)
+        await comment("one")
+        await comment("two")
+        await comment("three")
+        visit.tick(clock.now())
+        assert len(place.engine.told(ReplyWanted)) == 1
+        place.engine.say(TurnOpened(visit.session, TurnId(1), Ticks(0), True))
+        place.engine.say(reply_of(visit.session, number=1)(ResponseState.COMPLETED))
+        await place.happen()
+        visit.tick(clock.now())
+        assert len(place.engine.told(ReplyWanted)) == 1  # The person speaks.
+        none = Span(Ticks(0), Ticks(0))
+        place.engine.say(TurnSettled(visit.session, TurnId(1), none, TurnOutcome.EMPTY, ""))
+        await place.happen()
+        visit.tick(clock.now())
+        visit.tick(clock.now())
+        await place.happen()
+
+        assert len(place.engine.told(ReplyWanted)) == 2
+        await socket.close()
+
+    at_a_door(story)
+
+
+def test_what_was_said_before_a_live_session_may_be_a_plain_text() -> None:
+    """Of a message whose content was a string nothing was kept."""
+
+    async def story(place: Place) -> None:
+        said = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": [{"text": "hi"}, {"text": "you"}]},
+        ]
+        socket = await place.http.ws_connect("/v1/live/sessions")
+        await socket.send_json({"type": "session.start", "session": {"model": "clock", "input": said}})
+        await socket.receive_json(timeout=5)
+        await place.happen()
+
+        assert place.engine.told(HistorySet)[-1].turns == (PastTurn("hello", "hi you"),)
+        await socket.close()
+
+    at_a_door(story)
+
+
+def test_a_duplex_session_that_has_lived_long_enough_is_told_in_its_own_words() -> None:
+    async def story(place: Place) -> None:
+        socket = await place.http.ws_connect("/v1/realtime?duplex=1")
+        await socket.send_json({"type": "session.update", "session": {}})
+        session = (await socket.receive_json(timeout=5))["session"]["id"]
+        (visit,) = place.frontend.visits.values()
+        visit.tick(Nanos(clock.now() + 60 * NANOS_PER_SECOND))
+        told = [await socket.receive_json(timeout=5) for _ in range(2)]
+        assert told[0]["error"]["code"] == "session_expired"
+        assert (told[1]["type"], told[1]["session_id"]) == ("session.expired", session)
+        assert [event["server_event_seq"] for event in told] == [2, 3]
+        assert "60 s" in told[1]["reason"]
+        await socket.receive(timeout=5)
+        assert socket.close_code == 1001
+
+    at_a_door(story, config=Config(model="clock", voice_detector="energy", session_life_s=60))
