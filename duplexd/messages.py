@@ -153,6 +153,10 @@ class ReplyUnwanted(Message, frozen=True):
     key: str
 
 
+class PrefetchWanted(Message, frozen=True):
+    """The client expects to speak soon: what of its session is away comes back, what is unread is read."""
+
+
 class ConditionSet(Message, frozen=True):
     """Instructions of the client; they stand behind the model's own anchor from the next reply on."""
 
@@ -271,6 +275,7 @@ Fact = (
     | InputCleared
     | ReplyWanted
     | ReplyUnwanted
+    | PrefetchWanted
     | ConditionSet
     | HistorySet
     | HistoryCut

@@ -34,6 +34,7 @@ from duplexd.messages import (
     HistorySet,
     InputRefusal,
     LatencyMeasured,
+    PrefetchWanted,
     Progress,
     PublishChunk,
     ReplyUnwanted,
@@ -767,8 +768,9 @@ class RealtimeSession:
         return next(reversed(self._live.values()), None)
 
     def _prefetch(self, event: dict[str, Any], now: Nanos) -> None:
-        """Warm what the next reply will read; whatever is there already costs nothing."""
+        """Have all that the next reply will read in the arena, and read; what is there already costs nothing."""
         self._set_history()
+        self._orders.append(PrefetchWanted(self.session))
         self._tell_extra("duplexd.prefetching")
 
     # The engine -------------------------------------------------------------------------------------------------------

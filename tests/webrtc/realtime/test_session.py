@@ -496,3 +496,14 @@ def test_an_event_that_was_refused_may_be_sent_again_under_its_id() -> None:
     errors = [event["error"] for event in client.events("error")]
     assert [(e["code"], e["event_id"]) for e in errors] == [("conversation_already_has_active_response", "again")]
     assert len(client.events("response.created")) == 2
+
+
+def test_a_prefetch_asks_the_engine_for_more_than_the_history() -> None:
+    simulation = Simulation(until_ms=3000)
+    client = Client(simulation)
+    client.send("conversation.item.create", at_ms=300, item=user("say 2"))
+    client.send("duplexd.prefetch", at_ms=600)
+    simulation.run()
+
+    assert client.events("error") == []
+    assert simulation.core.monitor["prefetches_done"] == 1
