@@ -46,7 +46,7 @@ from duplexd.webrtc.audience import Relay, RelayFace
 from duplexd.webrtc.camera import CameraReceiver
 from duplexd.webrtc.receive import Deliver, ReceiveCounts, VoiceReceiver, install
 from duplexd.webrtc.sdp import check_offer, clean_offer, finish_answer, takes_vp8
-from duplexd.webrtc.tracks import MediaClock, Pull, VoiceTrack, check_sender, report_by, round_trip_ms
+from duplexd.webrtc.tracks import MediaClock, Pull, VoiceTrack, check_sender, jitter_ms, report_by, round_trip_ms
 from duplexd.webrtc.video import VIDEO_RATE, Look, VideoCounts, VideoTrack
 
 logger = logging.getLogger(__name__)
@@ -337,6 +337,10 @@ class Peer:
     @property
     def rtt_ms(self) -> float | None:
         return round_trip_ms(self._voice.sender) if self._voice.sender is not None else None
+
+    @property
+    def jitter_ms(self) -> float | None:
+        return jitter_ms(self._voice.sender) if self._voice.sender is not None else None
 
     @property
     def backlog_bytes(self) -> int:

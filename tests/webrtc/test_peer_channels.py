@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from aiortc import RTCPeerConnection, RTCSessionDescription
+from aiortc.rtp import RtcpReceiverInfo, RtcpRrPacket
 
 from duplexd.units import NANOS_PER_MS, Nanos
 from duplexd.webrtc import wire
 from duplexd.webrtc.peer import PENDING_MAX, Peer, PeerConfig
 from duplexd.webrtc.realtime.visit import CHANNEL_BYTES_MAX, ChannelSink
+from duplexd.webrtc.tracks import jitter_ms
 from tests.webrtc.client import TestClient
 from tests.webrtc.test_peer import Host, session, until
 
@@ -143,3 +145,19 @@ def test_events_are_as_large_as_the_other_side_takes_and_no_larger(announced: st
         return int(host.peer.message_bytes_max)
 
     assert session(story, host=Announcing(announced)) == longest
+
+
+def test_a_receivers_jitter_is_told_in_milliseconds() -> None:
+    async def story() -> tuple[float | None, float | None]:
+        connection = RTCPeerConnection()
+        sender = connection.addTransceiver("audio").sender
+        before = jitter_ms(sender)
+        about = RtcpReceiverInfo(
+            ssrc=sender._ssrc, fraction_lost=0, packets_lost=0, highest_sequence=1, jitter=480, lsr=0, dlsr=0
+        )
+        await sender._handle_rtcp_packet(RtcpRrPacket(ssrc=7, reports=[about]))
+        after = jitter_ms(sender)
+        await connection.close()
+        return before, after
+
+    assert asyncio.run(story()) == (None, 10.0)

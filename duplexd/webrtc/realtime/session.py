@@ -123,6 +123,7 @@ class RealtimeSession:
         self.transport = transport
         self.closed = False
         self.counts: Counter[str] = Counter()
+        self.way_by_reports = False  #: the network's part of an assumed position is measured, by RTCP
         self.conversation = Conversation()
         self._rate = rate
         self._takes = takes
@@ -1060,6 +1061,7 @@ class RealtimeSession:
             playback_ms=round(ms_from_ticks(news.playback)),
             budget_ms=round(ms_from_ticks(news.budget)),
             assumed=news.assumed,
+            basis="client" if not news.assumed else "reports" if self.way_by_reports else "clock",
         )
 
     # Ends -------------------------------------------------------------------------------------------------------------

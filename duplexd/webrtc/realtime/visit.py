@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from duplexd import clock
 from duplexd.ids import SessionId
 from duplexd.media.lateness import Lateness
-from duplexd.media.line import Block, Line
+from duplexd.media.line import Block, Line, way_by_reports
 from duplexd.messages import (
     AdmitSession,
     AdvanceEpoch,
@@ -293,6 +293,7 @@ class RealtimeVisit:
             self.admitted.set_result(refusal)
 
     def tick(self, now: Nanos) -> None:
+        self._learn_way()
         self.bridge.tick(now)
         self.flush()
         self._tick_view(now)
@@ -300,6 +301,13 @@ class RealtimeVisit:
         if stalled != self.stalled:
             self.stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
+
+    def _learn_way(self) -> None:
+        """How far the ear is behind the track of a call: by the receiver's reports, once there are any."""
+        round_trip, jitter = (None, None) if self.peer is None else (self.peer.rtt_ms, self.peer.jitter_ms)
+        if round_trip is not None and jitter is not None:
+            self.line.way = way_by_reports(round_trip_ms=round_trip, jitter_ms=jitter)
+            self.bridge.session.way_by_reports = True
 
     def _tick_view(self, now: Nanos) -> None:
         if self.view is not None and self.peer is not None:
