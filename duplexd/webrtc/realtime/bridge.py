@@ -138,7 +138,7 @@ class Bridge:
             case PublishChunk():
                 assert pcm is not None
                 if self.line.publish(news, pcm):
-                    self.session.on_chunk(news)
+                    self.session.on_chunk(news, pcm)
                 self._pump(now)
             case AdvanceEpoch():
                 self.line.advance(news)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from duplexd.messages import PastTurn
+from duplexd.units import Nanos
 from duplexd.webrtc.realtime import check as c
 from duplexd.webrtc.realtime.faults import Fault, invalid, missing
 
@@ -43,7 +44,7 @@ class Item(msgspec.Struct):
     output: str = ""
     response: int = 0  #: the engine's id of the reply it belongs to
     duration_ms: float = 0.0  #: of its sound
-    audio_bytes: int = 0
+    at: Nanos = Nanos(0)  #: when it was added, or ended
     told: str = ""  #: what the thinker is told, where that differs from the parts
 
     def wire(self) -> dict[str, Any]:
@@ -276,6 +277,10 @@ class Conversation:
 
     def remove(self, item: Item) -> None:
         self._items.remove(item)
+
+    def older_than(self, at: Nanos) -> list[Item]:
+        """Those that were over by then."""
+        return [item for item in self._items if item.at <= at and item.status != "in_progress"]
 
     @property
     def last_id(self) -> str | None:

@@ -52,12 +52,12 @@ from duplexd.messages import (
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks, ms_from_ticks, ticks_from_ms
 from duplexd.webrtc.realtime import check as c
 from duplexd.webrtc.realtime.faults import Fault, invalid, missing
-from duplexd.webrtc.realtime.formats import WireIn, WireOut, base64_of
+from duplexd.webrtc.realtime.formats import PCM, WireIn, WireOut, base64_of
 from duplexd.webrtc.realtime.items import Conversation, Item, parse_item, turns_of
 from duplexd.webrtc.realtime.limits import Bucket, Limits
 from duplexd.webrtc.realtime.orders import ClearInput, Cut, EndTurn, Feed, Goodbye, Heard, Listening
 from duplexd.webrtc.realtime.prompt import condition_of
-from duplexd.webrtc.realtime.responses import Response
+from duplexd.webrtc.realtime.responses import FinalObject, Response
 from duplexd.webrtc.realtime.settings import (
     METADATA,
     OUTPUT,
@@ -73,10 +73,11 @@ from duplexd.webrtc.realtime.settings import (
 COMMIT_MS_MIN = 20.0  #: less sound than this in the buffer is no turn
 TRUNCATE_SLACK = ticks_from_ms(20)  #: a client that counts whole frames may be one ahead
 EVENT_IDS_KEPT = 256
+FORGET_EVERY = Nanos(NANOS_PER_SECOND)
 RESPONSES_KEPT = 64  #: responses whose items may still be truncated
 RESPONSES_WAITING_MAX = 4
 SCRIPT_MAX = 16_384  #: characters a client may have recited
-FAULTS_PER_SECOND = 20.0  #: more errors than this are not told one by one
+FAULTS_PER_SECOND = 20.0  #: more errors than this, and four times as many at once, are told as a number
 EXPIRY_NOTICE = Nanos(60 * NANOS_PER_SECOND)
 
 
@@ -123,6 +124,9 @@ class RealtimeSession:
         self.transport = transport
         self.closed = False
         self.counts: Counter[str] = Counter()
+        self._now = Nanos(0)  #: of what is being handled
+        self._forget_at = Nanos(0)
+        self._finals: OrderedDict[str, tuple[Nanos, list[FinalObject]]] = OrderedDict()  #: by response id
         self.way_by_reports = False  #: the network's part of an assumed position is measured, by RTCP
         self.conversation = Conversation()
         self._rate = rate
@@ -143,6 +147,7 @@ class RealtimeSession:
         per_minute = self.limits.responses_per_minute
         self._response_bucket = Bucket(per_second=per_minute / 60, burst=per_minute)
         self._fault_bucket = Bucket(per_second=FAULTS_PER_SECOND, burst=4 * FAULTS_PER_SECOND)
+        self._untold = 0  #: errors since the last one that was told
         self._input_rate = input_rate  #: of PCM; 0: the protocol's own
         self._wire_in = WireIn(settings.input_format, rate=input_rate)
         self._wire_out = WireOut(settings.output_format, rate=rate)
@@ -188,10 +193,19 @@ class RealtimeSession:
         self.counts["faults"] += 1
         if not self._fault_bucket.take(now):
             self.counts["faults_untold"] += 1
+            self._untold += 1
             return
+        self._own_up()
         error = {"type": fault.kind, "code": fault.code, "message": str(fault), "param": fault.param or None}
         error["event_id"] = event_id
         self._tell("error", error={name: value for name, value in error.items() if value is not None})
+
+    def _own_up(self) -> None:
+        """What was kept back is at least counted to the client."""
+        if self._untold:
+            said = f"{self._untold} errors were not told: there were more than {FAULTS_PER_SECOND:g} a second."
+            self._tell("error", error={"type": "rate_limit_error", "code": "errors_untold", "message": said})
+            self._untold = 0
 
     def _new_id(self, prefix: str) -> str:
         self._ids[prefix] += 1
@@ -232,7 +246,13 @@ class RealtimeSession:
         self.closed = True
 
     def tick(self, now: Nanos) -> None:
-        """Deadlines: a person who says nothing, a session that has lived long enough."""
+        """Deadlines: a person who says nothing, what is kept no longer, a session that has lived long enough."""
+        self._now = now
+        if self._untold and self._fault_bucket.take(now, FAULTS_PER_SECOND):
+            self._own_up()
+        if now >= self._forget_at:
+            self._forget_at = Nanos(now + FORGET_EVERY)
+            self._forget_old(now)
         detection = self.settings.turn_detection
         idle_ms = detection.get("idle_timeout_ms") if detection else None
         if idle_ms and self._idle_since is not None and now - self._idle_since >= idle_ms * NANOS_PER_MS:
@@ -247,6 +267,24 @@ class RealtimeSession:
         if lived >= life:
             said = f"The session has lived for {self.limits.life_s:g} s, which is as long as sessions live here."
             self.end("session_expired", said, close_code=1001)
+
+    def _forget_old(self, now: Nanos) -> None:
+        """What is over for longer than the session's retention leaves, the thinker's memory included."""
+        if self.settings.retention_s is None or not self.is_idle or self._voice is not None or self._commits:
+            return
+        until = Nanos(now - self.settings.retention_s * NANOS_PER_SECOND)
+        self._finals = OrderedDict((name, kept) for name, kept in self._finals.items() if kept[0] > until)
+        old = self.conversation.older_than(until)
+        for item in old:
+            self.conversation.remove(item)
+            self._tell("conversation.item.deleted", item_id=item.item_id)
+        if old:
+            self._responses = OrderedDict(
+                (name, response)
+                for name, response in self._responses.items()
+                if not response.done or response.item is None or response.item not in old
+            )
+            self._set_history()
 
     def _time_out(self, idle_ms: int, now: Nanos) -> None:
         self._idle_since = None
@@ -271,6 +309,7 @@ class RealtimeSession:
 
     def on_text(self, text: str | bytes, now: Nanos) -> bool:
         """One event as it came; whether it was taken. Whatever is wrong with it, the session goes on."""
+        self._now = now
         if self.closed:
             return False
         event_id = None
@@ -500,6 +539,7 @@ class RealtimeSession:
     # Items ------------------------------------------------------------------------------------------------------------
 
     def _add_item(self, item: Item, after: str | None = None, *, is_done: bool = True) -> None:
+        item.at = self._now
         before, left = self.conversation.add(item, after=after)
         # Told in this order, so that `before` is never the id of one that has left.
         if left is not None:
@@ -778,6 +818,7 @@ class RealtimeSession:
 
     def on_news(self, news: Any, now: Nanos) -> None:
         """News of the engine. Chunks come by `on_chunk`, once they are accepted for playing."""
+        self._now = now
         if self.closed:
             return
         match news:
@@ -930,7 +971,7 @@ class RealtimeSession:
         self._end_item(response, item, index, "completed")
 
     def _end_item(self, response: Response, item: Item, index: int, status: str) -> None:
-        item.status = status
+        item.status, item.at = status, self._now
         self._tell("response.output_item.done", response_id=response.response_id, output_index=index, item=item.wire())
         if self.conversation.find(item.item_id) is item:  # Its client may have deleted it meanwhile.
             self._tell("conversation.item.done", item=item.wire(), previous_item_id=self._before(item))
@@ -943,7 +984,7 @@ class RealtimeSession:
             before = one.item_id
         return before
 
-    def on_chunk(self, news: PublishChunk) -> None:
+    def on_chunk(self, news: PublishChunk, pcm: Pcm) -> None:
         """A chunk of the voice that will be played, unless something happens."""
         response = self._live.get(news.response)
         if response is None or self.closed:
@@ -954,6 +995,7 @@ class RealtimeSession:
         if self.transport is Transport.WEBRTC:
             response.sent = Ticks(response.end - response.start)
             if not response.done:
+                response.add_sound(pcm.astype("<i2").tobytes())
                 self._say(response)
             if not response.playing and not response.cut_by_client:
                 response.playing = True
@@ -968,10 +1010,9 @@ class RealtimeSession:
             self.counts["stray_samples"] += len(pcm)
             return
         data = self._wire_out.push(pcm)
-        response.checksum.update(data)
+        response.add_sound(data)
         response.sent = Ticks(position + round(len(pcm) * 48_000 / self._rate) - (response.start or 0))
-        item = self._say(response)
-        item.audio_bytes += len(data)
+        self._say(response)
         self._tell("response.output_audio.delta", **self._part_of(response), delta=base64_of(data))
         if response.all_made and (response.start or 0) + response.sent >= response.end:
             self._complete(response)
@@ -1078,17 +1119,26 @@ class RealtimeSession:
         response.status, response.details = status, details
         self._tell("response.done", response=_response_wire(response))
         self._tell("rate_limits.updated", rate_limits=self._rate_limits())
-        if response.spoken and response.item is not None:
-            self._tell_extra(
-                "duplexd.output",
-                response_id=response.response_id,
-                item_id=response.item.item_id,
-                format=self.settings.values["audio"]["output"]["format"],
-                duration_ms=round(response.sent_ms, 1),
-                bytes=response.item.audio_bytes,
-                sha256=response.checksum.hexdigest() if self.transport is Transport.WEBSOCKET else None,
-                state=status,
+        by_track = self.transport is Transport.WEBRTC
+        sound = {"type": PCM, "rate": self._rate} if by_track else self.settings.values["audio"]["output"]["format"]
+        finals = response.finals(sound=sound, by_track=by_track)
+        self._finals[response.response_id] = (self._now, finals)
+        if len(self._finals) > RESPONSES_KEPT:
+            self._finals.popitem(last=False)
+        for final in finals:
+            self._tell_extra("duplexd.output", **final.wire())
+
+    def _retrieve_output(self, event: dict[str, Any], now: Nanos) -> None:
+        """The final objects of a response again, as they were told when it was done."""
+        _, finals = self._finals.get(event["response_id"], (now, None))
+        if finals is None:
+            said = (
+                f"Of response '{event['response_id'][:80]}' no output is kept: it is not done, not one of the last "
+                f"{RESPONSES_KEPT}, or older than the session's retention."
             )
+            raise Fault("output_not_found", said, param="response_id")
+        for final in finals:
+            self._tell("duplexd.output", **final.wire())
 
     def _end_parts(self, response: Response) -> None:
         where = self._part_of(response)
@@ -1173,6 +1223,11 @@ _CLIENT_EVENTS: dict[str, tuple[_Act, dict[str, c.Check], tuple[str, ...]]] = {
         ("played_ms",),
     ),
     "duplexd.prefetch": (RealtimeSession._prefetch, {}, ()),
+    "duplexd.output.retrieve": (
+        RealtimeSession._retrieve_output,
+        {"response_id": c.text(longest=256)},
+        ("response_id",),
+    ),
 }
 _UNCOUNTED = frozenset(("input_audio_buffer.append", "playback.ack"))
 _IDEMPOTENT = frozenset(("response.create", "conversation.item.create"))

@@ -17,6 +17,7 @@ from duplexd.webrtc.realtime.formats import ALAW, PCM, RATES, ULAW, format_objec
 
 INSTRUCTIONS_MAX = 32_768
 TOOLS_MAX = 128
+RETENTION_S_MAX = 86_400
 SEMANTIC_PATIENCE_MS = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2000}  #: longest wait for a finished thought
 VOICES = ("duplexd", "alloy", "ash", "ballad", "cedar", "coral", "echo", "marin", "sage", "shimmer", "verse")
 LOCKABLE = ("instructions", "tools", "audio", "output_modalities", "model", "max_output_tokens", "tool_choice")
@@ -179,7 +180,7 @@ _SESSION = c.fields(
         "prompt": c.plain,
         "include": c.nullable(c.many(c.text(longest=128), most=16)),
         "reasoning": c.plain,
-        "duplexd": c.fields({"events": c.flag, "playback": c.flag}),
+        "duplexd": c.fields({"events": c.flag, "retention_s": c.nullable(c.whole(1, RETENTION_S_MAX))}),
     }
 )
 #: Null in these clears nothing and changes nothing: some SDKs send every field they know.
@@ -229,7 +230,7 @@ class Settings:
                 "truncation": "auto",
                 "prompt": None,
                 "include": None,
-                "duplexd": {"events": False, "playback": False},
+                "duplexd": {"events": False, "retention_s": None},
             }
         )
 
@@ -288,6 +289,12 @@ class Settings:
     @property
     def is_transcription(self) -> bool:
         return bool(self.values["type"] == "transcription")
+
+    @property
+    def retention_s(self) -> int | None:
+        """How long what is over is kept; None: as long as the session."""
+        found: int | None = self.values["duplexd"]["retention_s"]
+        return found
 
     @property
     def extended(self) -> bool:

@@ -202,3 +202,21 @@ def test_tools_are_told_as_models_have_learnt_them() -> None:
     assert '{"type": "function", "function": {"name": "look"' in text
     assert "listen" not in text
     assert condition_of("", [TOOL], "none") == ""
+
+
+def test_errors_that_are_too_many_are_told_as_a_number() -> None:
+    """Beyond 80 at once they were swallowed, and nobody was told that any were."""
+    core = RealtimeSession(
+        session=SessionId(1), settings=Settings.default(model="m"), transport=Transport.WEBSOCKET, rate=24_000
+    )
+    core.open(seconds(1))
+    for _ in range(200):
+        core.on_text("no json", seconds(1))
+    assert [event["type"] for event in core.events()] == ["session.created"] + 80 * ["error"]
+    core.tick(seconds(1.5))
+    assert core.events() == []
+    core.tick(seconds(2.5))
+    (told,) = core.events()
+    assert (told["error"]["code"], told["error"]["message"].split()[0]) == ("errors_untold", "120")
+    core.tick(seconds(9))
+    assert core.events() == []
