@@ -16,7 +16,7 @@ import base64
 import functools
 import io
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -33,6 +33,7 @@ from duplexd.webrtc.realtime import check as c
 from duplexd.webrtc.realtime.container import OggOpus, wav_header
 from duplexd.webrtc.realtime.faults import Fault, invalid, missing
 from duplexd.webrtc.realtime.formats import PCM, RATES, base64_of
+from duplexd.webrtc.realtime.idempotency import ANSWER_BYTES_MAX, HEADER, WRITTEN
 from duplexd.webrtc.realtime.items import check_image
 from duplexd.webrtc.realtime.requests import ANSWERING, BODY_BYTES_MAX, Refusal, json_body, read_form, too_large
 from duplexd.webrtc.realtime.routes import RealtimeRoutes
@@ -137,6 +138,7 @@ class Stream:
     def __init__(self, request: web.Request, **headers: str) -> None:
         self._request = request
         self._answer = web.StreamResponse(headers={name.replace("_", "-"): one for name, one in headers.items()})
+        self._written: bytearray | None = bytearray() if HEADER in request.headers else None  #: for a retry
         self.has_begun = False
 
     async def write(self, data: bytes) -> None:
@@ -146,9 +148,19 @@ class Stream:
             await self._answer.prepare(self._request)
         if data:
             await self._answer.write(data)
+            self._remember(data)
 
-    async def end(self) -> web.StreamResponse:
+    def _remember(self, data: bytes) -> None:
+        if self._written is not None:
+            self._written += data
+            if len(self._written) > ANSWER_BYTES_MAX:
+                self._written = None
+
+    async def end(self, *, is_whole: bool = True) -> web.StreamResponse:
+        """`is_whole`: False when it ends with an error."""
         await self._answer.write_eof()
+        if is_whole and self._written is not None:
+            self._request[WRITTEN] = bytes(self._written)
         return self._answer
 
     def cut(self) -> web.StreamResponse:
@@ -193,11 +205,19 @@ class Errands:
         self._door.check(request)
         return self._door.settings(request, model=self._realtime.served(request))
 
+    async def _once(
+        self, request: web.Request, make: Callable[[], Awaitable[web.StreamResponse]], *content: bytes
+    ) -> web.StreamResponse:
+        return await self._realtime.answers.once(request, make, content=content, now=clock.now())
+
     # Speech -----------------------------------------------------------------------------------------------------------
 
     async def speech(self, request: web.Request) -> web.StreamResponse:
         key = self._enter(request)
         wanted = _SPEECH(await json_body(request) or {}, "")
+        return await self._once(request, lambda: self._speech(request, key, wanted), _encoder.encode(wanted))
+
+    async def _speech(self, request: web.Request, key: Key, wanted: dict[str, Any]) -> web.StreamResponse:
         sound = wanted.get("response_format", "wav")
         by_events = wanted.get("stream_format") == "sse"
         kind = "text/event-stream" if by_events else SOUNDS[sound]
@@ -216,7 +236,7 @@ class Errands:
                 if not by_events:
                     return stream.cut()
                 await stream.write(_sse({"type": "error", **refusal.body()}))
-                return await stream.end()
+                return await stream.end(is_whole=False)
             if by_events:
                 await stream.write(_sse({"type": "speech.audio.done", "usage": usage}))
             return await stream.end()
@@ -226,6 +246,12 @@ class Errands:
     async def transcribe(self, request: web.Request) -> web.StreamResponse:
         key = self._enter(request)
         fields, recording = await _form(request)
+        make = functools.partial(self._transcribe, request, key, fields, recording)
+        return await self._once(request, make, _encoder.encode(fields), recording)
+
+    async def _transcribe(
+        self, request: web.Request, key: Key, fields: dict[str, str], recording: bytes
+    ) -> web.StreamResponse:
         kind = fields.get("response_format", "json")
         if kind not in ("json", "text", "verbose_json"):
             raise invalid("response_format", kind, "json, text, verbose_json")
@@ -252,6 +278,9 @@ class Errands:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         key = self._enter(request)
         wanted = _chat_request(await json_body(request))
+        return await self._once(request, lambda: self._chat(request, key, wanted), _encoder.encode(wanted))
+
+    async def _chat(self, request: web.Request, key: Key, wanted: dict[str, Any]) -> web.StreamResponse:
         chat = Chat(wanted, model=self._realtime.served(request))
         steps = chat.steps()
         async with self._errand(key, asked=chat.session(key.settings)) as errand:
@@ -281,7 +310,7 @@ class Errands:
                 raise
             # No finish_reason and no [DONE]: what SDKs take for an answer that broke off.
             await stream.write(_sse(refusal.body()))
-            return await stream.end()
+            return await stream.end(is_whole=False)
         for chunk in chat.ends():
             await stream.write(_sse(chunk))
         await stream.write(b"data: [DONE]\n\n")
@@ -602,7 +631,8 @@ def _steps_of(message: dict[str, Any], param: str) -> list[Any]:
         item = {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": _text_of(message)}
         return [_create(item)]
     if role == "assistant":
-        calls = message.get("tool_calls") if isinstance(message.get("tool_calls"), list) else []
+        given = message.get("tool_calls")
+        calls = given if isinstance(given, list) else []
         steps = [_create(_call_item(call)) for call in calls if isinstance(call, dict)]
         text = _text_of(message)
         if not text:

@@ -514,9 +514,14 @@ class LiveRoutes:
         self._sessions.pop(visit.live_id, None)
         self._realtime.frontend.leave(visit, "the client closed its connection")
 
-    async def call(self, request: web.Request) -> web.Response:
+    async def call(self, request: web.Request) -> web.StreamResponse:
         key = self._enter(request)
         body = await json_body(request)
+        return await self._realtime.answers.once(
+            request, lambda: self._call(key, body), content=[_encoder.encode(body)], now=clock.now()
+        )
+
+    async def _call(self, key: Key, body: Any) -> web.Response:
         transport = body.get("transport") if isinstance(body, dict) else None
         if not isinstance(transport, dict) or not isinstance(transport.get("sdp"), str):
             raise Refusal(400, "missing_required_parameter", "The body needs transport.sdp.", param="transport.sdp")

@@ -35,6 +35,7 @@ from duplexd.webrtc.frontend import Frontend, Refused
 from duplexd.webrtc.peer import Peer
 from duplexd.webrtc.realtime.broadcast import BroadcastRoutes
 from duplexd.webrtc.realtime.faults import Fault
+from duplexd.webrtc.realtime.idempotency import Answers
 from duplexd.webrtc.realtime.limits import Bucket, Limits
 from duplexd.webrtc.realtime.live import LiveRoutes
 from duplexd.webrtc.realtime.requests import (
@@ -174,6 +175,7 @@ class RealtimeRoutes:
         self.frontend = frontend
         self.door = door
         self.calls: dict[str, RealtimeVisit] = {}
+        self.answers = Answers()
         self.duplex = DuplexSessions(self)
 
     def routes(self) -> list[web.AbstractRouteDef]:
@@ -296,11 +298,18 @@ class RealtimeRoutes:
             if visit.bridge.session.closed:
                 break
 
-    async def call(self, request: web.Request) -> web.Response:
+    async def call(self, request: web.Request) -> web.StreamResponse:
         self.door.check(request)
         # Asked for before the offer is read: strangers bring nothing in.
-        settings, locked = self.door.settings(request, model=self.served(request))
+        key = self.door.settings(request, model=self.served(request))
         offer, session = await _call_of(request)
+        content = (offer, msgspec.json.encode(session))
+        return await self.answers.once(
+            request, lambda: self._call(key, offer, session), content=content, now=clock.now()
+        )
+
+    async def _call(self, key: Key, offer: str, session: Any) -> web.Response:
+        settings, locked = key
         if session is not None:
             settings = settings.change(session, locked=locked)
         visit = await self.frontend.admit(
@@ -343,6 +352,9 @@ class RealtimeRoutes:
             on_closed=closed,
             sight=self.frontend.sight(visit.view),
         )
+        if visit.session not in self.frontend.visits:
+            await peer.close("the session has ended")
+            raise Refused(503, "loading", "the engine restarted meanwhile; try again in a few seconds")
         visit.peer, visit.call_id = peer, call_id
         visit.sinks.append(ChannelSink(lambda: visit.peer))
         visit.open()
@@ -365,10 +377,17 @@ class RealtimeRoutes:
 
     # Secrets and models -----------------------------------------------------------------------------------------------
 
-    async def client_secret(self, request: web.Request) -> web.Response:
+    async def client_secret(self, request: web.Request) -> web.StreamResponse:
         self.door.check(request)
         self.door.need_master(bearer(request))
         body = await json_body(request)
+
+        async def make() -> web.Response:
+            return self._make_secret(request, body)
+
+        return await self.answers.once(request, make, content=[msgspec.json.encode(body)], now=clock.now())
+
+    def _make_secret(self, request: web.Request, body: Any) -> web.Response:
         secret = self.door.keeper.make(body, model=self.served(request), wall=clock.wall_seconds())
         session = {"id": f"sess_{secrets.token_urlsafe(12)}", **secret.settings.values}
         session["expires_at"] = round(secret.expires_at)

@@ -382,7 +382,7 @@ def test_what_is_to_be_communicated_waits_until_nobody_speaks_and_is_said_once()
         visit.tick(clock.now())
         assert len(place.engine.told(ReplyWanted)) == 1  # The person speaks.
         none = Span(Ticks(0), Ticks(0))
-        place.engine.say(TurnSettled(visit.session, TurnId(1), none, TurnOutcome.EMPTY, ""))
+        place.engine.say(TurnSettled(visit.session, TurnId(1), none, "", TurnOutcome.EMPTY))
         await place.happen()
         visit.tick(clock.now())
         visit.tick(clock.now())
