@@ -467,6 +467,7 @@ class ReplyWords(Message, frozen=True):
     words: tuple[SpokenWord, ...]
     sequence: int
     text: str = ""  #: exactly the stretch of the reply's text that ends with the last of these words
+    tokens: int = 0  #: of the reply, up to the last of these words
 
 
 class CallMade(Message, frozen=True):

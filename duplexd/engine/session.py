@@ -1010,9 +1010,10 @@ class Session:
 
     def _emit_words(self, reply: Reply, first: int, words: list[PlacedWord]) -> None:
         self._sequence += 1
-        text = reply.text_between(first, first + len(words))
+        end = first + len(words)
+        text, tokens = reply.text_between(first, end), reply.tokens_of_words(end)
         placed = spoken_words(words)
-        self._emit(ReplyWords(self.id, reply.response, reply.epoch, first, placed, self._sequence, text))
+        self._emit(ReplyWords(self.id, reply.response, reply.epoch, first, placed, self._sequence, text, tokens))
 
     def _commit_heard(self, now: Nanos) -> None:
         """The ear has moved: chunks become HEARD, keys RECENT, words history."""

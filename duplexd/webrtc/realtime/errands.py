@@ -38,7 +38,7 @@ from duplexd.webrtc.realtime.items import check_image
 from duplexd.webrtc.realtime.requests import ANSWERING, BODY_BYTES_MAX, Refusal, json_body, read_form, too_large
 from duplexd.webrtc.realtime.routes import RealtimeRoutes
 from duplexd.webrtc.realtime.secrets import Key
-from duplexd.webrtc.realtime.session import SCRIPT_MAX, Transport
+from duplexd.webrtc.realtime.session import SCRIPT_MAX, RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import METADATA, TOOL_CHOICE, Settings
 from duplexd.webrtc.realtime.visit import RealtimeVisit
 
@@ -54,9 +54,10 @@ _encoder = msgspec.json.Encoder()
 
 
 class Collector:
-    """A sink that hands events to whoever waits for them."""
+    """A sink that hands events to whoever waits for them, each with what its response had taken by then (`usage`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, core: RealtimeSession) -> None:
+        self._core = core
         self.queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(EVENTS_MAX)
         self.has_lost = False  #: an event found no room: what is told from here on would not be the whole
 
@@ -64,7 +65,9 @@ class Collector:
         if self.queue.full():
             self.has_lost = True
         if not self.has_lost:
-            self.queue.put_nowait(msgspec.json.decode(text))
+            event = msgspec.json.decode(text)
+            event["usage"] = self._core.usage_of(event["response_id"]) if "response_id" in event else None
+            self.queue.put_nowait(event)
 
     @property
     def backlog_bytes(self) -> int:
@@ -192,7 +195,7 @@ class Errands:
         visit = await self._frontend.admit(
             lambda number, line: self._realtime.core(number, line, settings, key.locked, Transport.WEBSOCKET)
         )
-        collector = Collector()
+        collector = Collector(visit.bridge.session)
         visit.sinks.append(collector)
         visit.open()
         try:
@@ -532,7 +535,17 @@ class Chat:
     # Out --------------------------------------------------------------------------------------------------------------
 
     def take(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """Chunks for a client that streams."""
+        """Chunks for a client that streams; each with the usage so far, if it wants that."""
+        chunks = self._chunks_of(event)
+        if self._option("continuous_usage_stats") and event.get("usage") is not None:
+            usage = _usage_of(event["usage"])
+            chunks = [{**chunk, "usage": usage} for chunk in chunks]
+        return chunks
+
+    def _option(self, name: str) -> bool:
+        return bool((self._wanted.get("stream_options") or {}).get(name))
+
+    def _chunks_of(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         match event["type"]:
             case "response.output_text.delta" | "response.output_audio_transcript.delta":
                 self._text += event["delta"]
@@ -563,10 +576,11 @@ class Chat:
 
     def ends(self) -> list[dict[str, Any]]:
         last = self._chunk({}, "text", finish=self._finish())
-        chunks = [last]
-        if (self._wanted.get("stream_options") or {}).get("include_usage"):
-            chunks.append({**last, "choices": [], "usage": self._usage()})
-        return chunks
+        if self._option("continuous_usage_stats"):
+            last["usage"] = self._usage()
+        if not self._option("include_usage"):
+            return [last]
+        return [last, {**last, "choices": [], "usage": self._usage()}]
 
     def _finish(self) -> str:
         if self._calls:
@@ -574,13 +588,7 @@ class Chat:
         return "length" if self.done["status"] == "incomplete" else "stop"
 
     def _usage(self) -> dict[str, Any]:
-        usage = self.done["usage"]
-        return {
-            "prompt_tokens": usage["input_tokens"],
-            "completion_tokens": usage["output_tokens"],
-            "total_tokens": usage["total_tokens"],
-            "prompt_tokens_details": {"cached_tokens": usage["input_token_details"]["cached_tokens"]},
-        }
+        return _usage_of(self.done["usage"])
 
     def whole(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": None if self._speaks else self._text.strip()}
@@ -603,6 +611,16 @@ class Chat:
             ogg = OggOpus()
             return ogg.begin() + ogg.push(np.frombuffer(data, "<i2").astype(np.int16)) + ogg.finish()
         return self._piece(data)
+
+
+def _usage_of(usage: dict[str, Any]) -> dict[str, Any]:
+    """The protocol's figures as chat names them."""
+    return {
+        "prompt_tokens": usage["input_tokens"],
+        "completion_tokens": usage["output_tokens"],
+        "total_tokens": usage["total_tokens"],
+        "prompt_tokens_details": {"cached_tokens": usage["input_token_details"]["cached_tokens"]},
+    }
 
 
 def _is_system(message: Any) -> bool:

@@ -13,7 +13,7 @@ import binascii
 import json
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -164,7 +164,7 @@ def _part(value: Any, param: str, *, role: str, takes: frozenset[str]) -> dict[s
             raise missing(f"{param}.text")
         return {"type": kind, "text": c.text(longest=TEXT_MAX)(value["text"], f"{param}.text")}
     if kind == "input_image":
-        return _image(value, param, takes)
+        _refuse_image(value, param, takes)
     transcript = value.get("transcript")
     if not isinstance(transcript, str) or not transcript.strip():
         said = (
@@ -175,15 +175,15 @@ def _part(value: Any, param: str, *, role: str, takes: frozenset[str]) -> dict[s
     return {"type": kind, "transcript": c.text(longest=TEXT_MAX)(transcript, f"{param}.transcript")}
 
 
-def _image(value: dict[str, Any], param: str, takes: frozenset[str]) -> dict[str, Any]:
+def _refuse_image(value: dict[str, Any], param: str, takes: frozenset[str]) -> NoReturn:
+    """Say what is wrong with the picture; if nothing is, that nobody here looks at it."""
     url = value.get("image_url")
     if not isinstance(url, str):
         raise missing(f"{param}.image_url")
     check_image(url, f"{param}.image_url")
-    if "image" not in takes:
-        said = f"This model does not read images; it takes {', '.join(sorted(takes))}."
-        raise Fault("unsupported_content_type", said, param=param)
-    return {"type": "input_image", "image_url": url, "detail": value.get("detail") or "auto"}
+    # No thinker is told a picture (`Item.text`): one that was taken would be forgotten without a word.
+    said = f"This model does not read images; it takes {', '.join(sorted(takes - {'image'}))}."
+    raise Fault("unsupported_content_type", said, param=param)
 
 
 def check_image(url: str, param: str) -> tuple[int, int]:

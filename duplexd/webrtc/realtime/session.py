@@ -628,6 +628,11 @@ class RealtimeSession:
 
     # Responses --------------------------------------------------------------------------------------------------------
 
+    def usage_of(self, response_id: str) -> dict[str, Any] | None:
+        """What a response has taken so far; None of one that is not known."""
+        response = self._responses.get(response_id)
+        return None if response is None else response.usage.wire()
+
     @property
     def is_idle(self) -> bool:
         """No response is being made, none waits, and of none there is sound that has not been played."""
@@ -914,6 +919,7 @@ class RealtimeSession:
         if response is None or response.done:
             return
         item = self._say(response)
+        response.usage.written = max(response.usage.written, news.tokens)
         response.text += news.text
         item.parts[0]["transcript" if response.spoken else "text"] = response.text
         kind = "response.output_audio_transcript.delta" if response.spoken else "response.output_text.delta"

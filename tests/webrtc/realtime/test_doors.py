@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from duplexd import clock
@@ -296,6 +297,31 @@ def test_a_streamed_chat_that_fails_midway_does_not_look_finished() -> None:
         assert chunks[0]["choices"][0]["delta"]["content"] == "half a"
         assert chunks[-1]["error"]["message"] == "the thinker gave NaN"
         assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks[:-1])
+
+    at_a_door(story)
+
+
+def test_a_streamed_chat_tells_its_usage_with_every_piece() -> None:
+    """continuous_usage_stats was taken and changed nothing: benches that count tokens by it saw none."""
+
+    async def story(place: Place) -> None:
+        def answer(wanted: ReplyWanted) -> None:
+            reply = reply_of(wanted.session, number=1, key=wanted.key)
+            place.engine.say(reply(ResponseState.ACCEPTED))
+            for count, text in ((2, "one two"), (5, " three four five")):
+                words = words_of(wanted.session, number=1, text=text)
+                place.engine.say(msgspec.structs.replace(words, tokens=count))
+            place.engine.say(msgspec.structs.replace(reply(ResponseState.COMPLETED), written=5))
+
+        place.engine.on_reply_wanted = answer
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        chat = {"messages": [{"role": "user", "content": "x"}], "stream": True, "stream_options": options}
+        told = await (await place.http.post("/v1/chat/completions", json=chat)).text()
+        chunks = [json.loads(line[6:]) for line in told.splitlines() if line and "[DONE]" not in line]
+        assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [2, 5, 5, 5]
+        chat["stream_options"] = {}
+        told = await (await place.http.post("/v1/chat/completions", json=chat)).text()
+        assert "usage" not in told
 
     at_a_door(story)
 

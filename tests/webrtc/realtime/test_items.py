@@ -52,10 +52,12 @@ def test_a_picture_that_is_one_passes(data: bytes) -> None:
     assert check_image(uri(data), "x") == (640, 480)
 
 
-def test_a_model_that_does_not_see_says_so() -> None:
+@pytest.mark.parametrize("takes", [("text", "audio"), ("text", "audio", "image")])
+def test_a_picture_is_refused_whatever_the_model_takes(takes: tuple[str, ...]) -> None:
+    """No thinker is told one: of a model that named images it was taken, and forgotten without a word."""
     part = {"type": "input_image", "image_url": uri(png(4, 4))}
-    with pytest.raises(Fault, match="does not read images; it takes audio, text"):
-        parse_item({"type": "message", "role": "user", "content": [part]}, "item", new_id="i", takes=("text", "audio"))
+    with pytest.raises(Fault, match=r"does not read images; it takes audio, text\."):
+        parse_item({"type": "message", "role": "user", "content": [part]}, "item", new_id="i", takes=takes)
 
 
 @pytest.mark.parametrize(

@@ -507,3 +507,24 @@ def test_a_prefetch_asks_the_engine_for_more_than_the_history() -> None:
 
     assert client.events("error") == []
     assert simulation.core.monitor["prefetches_done"] == 1
+
+
+def test_usage_grows_with_the_words_that_are_told() -> None:
+    """It was zero until the response was done."""
+    simulation = Simulation(until_ms=9000)
+    client = Client(simulation)
+    written: list[int] = []
+    ask(client, "say 6")
+    take = client.view.take
+
+    def look(event: dict[str, Any]) -> None:
+        take(event)
+        if event["type"] == "response.output_audio_transcript.delta":
+            usage = client.core.usage_of(event["response_id"])
+            written.append(usage["output_tokens"] if usage is not None else -1)
+
+    client.view.take = look  # type: ignore[method-assign]
+    simulation.run()
+
+    assert written == sorted(written)
+    assert 0 < written[0] <= written[-1] == client.events("response.done")[0]["response"]["usage"]["output_tokens"]
