@@ -105,19 +105,12 @@ _FIELDS: dict[str, c.Check] = {
     "safety_identifier": c.nullable(c.text(longest=512)),
     "store": c.nullable(c.one_of(False)),
     "triggers": _TRIGGERS,
+    "idle_timeout_s": c.nullable(c.whole(1, 3600)),
+    "wake_policy": c.nullable(
+        c.fields({"type": c.one_of("speech"), "vad_threshold": c.number(0, 1)}, required=("type",))
+    ),
 }
 _START = c.fields(_FIELDS, required=("model",))
-#: A session whose sound comes by a track may also rest.
-_START_BY_TRACK = c.fields(
-    _FIELDS
-    | {
-        "idle_timeout_s": c.nullable(c.whole(1, 3600)),
-        "wake_policy": c.nullable(
-            c.fields({"type": c.one_of("speech"), "vad_threshold": c.number(0, 1)}, required=("type",))
-        ),
-    },
-    required=("model",),
-)
 
 
 class Spoken(msgspec.Struct, frozen=True):
@@ -525,7 +518,7 @@ class LiveRoutes:
         transport = body.get("transport") if isinstance(body, dict) else None
         if not isinstance(transport, dict) or not isinstance(transport.get("sdp"), str):
             raise Refusal(400, "missing_required_parameter", "The body needs transport.sdp.", param="transport.sdp")
-        start = _START_BY_TRACK(body.get("session"), "session")
+        start = _START(body.get("session"), "session")
         visit = await self._admit(start, key, by_socket=False)
         try:
             peer = await self._realtime.connect(visit, transport["sdp"], visit.live_id)

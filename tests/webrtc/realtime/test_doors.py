@@ -4,12 +4,14 @@ locked, and nothing is left behind. Without an engine process.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from typing import Any
 
 import aiohttp
 import msgspec
+import numpy as np
 import pytest
 
 from duplexd import clock
@@ -24,6 +26,7 @@ from duplexd.messages import (
     TurnOpened,
     TurnOutcome,
     TurnSettled,
+    VoiceStarted,
 )
 from duplexd.units import NANOS_PER_SECOND, Nanos, Span, Ticks
 from duplexd.webrtc.realtime.live import LiveRoutes, LiveVisit
@@ -455,3 +458,39 @@ def test_a_duplex_session_that_has_lived_long_enough_is_told_in_its_own_words() 
         assert socket.close_code == 1001
 
     at_a_door(story, config=Config(model="clock", voice_detector="energy", session_life_s=60))
+
+
+def test_a_live_session_on_a_socket_rests_too_until_somebody_speaks() -> None:
+    """It was for calls alone: a WebSocket was told that `idle_timeout_s` is unknown."""
+
+    async def story(place: Place) -> None:
+        def spoken(level: int) -> dict[str, str]:
+            tone = (level * np.sin(np.arange(4800) * 0.2)).astype("<i2")
+            return {"type": "session.input_audio.append", "audio": base64.b64encode(tone.tobytes()).decode()}
+
+        socket = await place.http.ws_connect("/v1/live/sessions")
+        session = {"model": "clock", "idle_timeout_s": 1, "wake_policy": {"type": "speech"}}
+        await socket.send_json({"type": "session.start", "session": session})
+        await socket.receive_json(timeout=5)
+        (visit,) = place.frontend.visits.values()
+        begun = clock.now()
+        for passed_s in (0.0, 0.9, 1.1):
+            visit.tick(Nanos(begun + round(passed_s * NANOS_PER_SECOND)))
+        assert (await socket.receive_json(timeout=5))["type"] == "session.paused"
+        place.engine.facts.clear()
+        for level in (20, 20, 9000, 9000, 9000):
+            await socket.send_json(spoken(level))
+        while len(visit.bridge._queue) < 2:  # All of it has come.
+            await place.happen()
+        for tick in range(60):  # It is listened to at four times its speed.
+            visit.tick(Nanos(begun + round((1.2 + 0.02 * tick) * NANOS_PER_SECOND)))
+        assert (await socket.receive_json(timeout=5))["type"] == "session.resumed"
+        assert len(place.engine.told(VoiceStarted)) == 1
+        await socket.send_json({"type": "session.close"})
+        while (event := await socket.receive_json(timeout=5))["type"] != "session.closed":
+            pass
+        usage = event["usage"]
+        assert usage["paused_seconds"] + usage["active_seconds"] == int(usage["seconds"])
+        await socket.close()
+
+    at_a_door(story)
