@@ -153,6 +153,10 @@ class ReplyUnwanted(Message, frozen=True):
     key: str
 
 
+class PrefetchWanted(Message, frozen=True):
+    """The client expects to speak soon: what of its session is away comes back, what is unread is read."""
+
+
 class ConditionSet(Message, frozen=True):
     """Instructions of the client; they stand behind the model's own anchor from the next reply on."""
 
@@ -271,6 +275,7 @@ Fact = (
     | InputCleared
     | ReplyWanted
     | ReplyUnwanted
+    | PrefetchWanted
     | ConditionSet
     | HistorySet
     | HistoryCut
@@ -462,6 +467,7 @@ class ReplyWords(Message, frozen=True):
     words: tuple[SpokenWord, ...]
     sequence: int
     text: str = ""  #: exactly the stretch of the reply's text that ends with the last of these words
+    tokens: int = 0  #: of the reply, up to the last of these words
 
 
 class CallMade(Message, frozen=True):

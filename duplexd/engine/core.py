@@ -60,6 +60,7 @@ from duplexd.messages import (
     Metrics,
     Modality,
     PicturesFreed,
+    PrefetchWanted,
     RefuseSession,
     ReplyUnwanted,
     ReplyWanted,
@@ -283,6 +284,8 @@ class EngineCore:
                 session.on_reply_wanted(event)
             case ReplyUnwanted():
                 session.on_reply_unwanted(event.key, now)
+            case PrefetchWanted():
+                session.on_prefetch_wanted(now)
             case ConditionSet():
                 session.on_condition(event)
             case HistorySet():
@@ -466,7 +469,11 @@ class EngineCore:
                 self._note_gap(session, now)
             session.wants_place = True
             had, session.has_place = session.has_place, self.residency.need(session.id)
-            if self._policy.preloads and session.has_place and not had and not session.context.readable:
+            if not session.has_place or session.context.readable:
+                return
+            if session.is_warming:  # Asked for: it need not hide behind anything.
+                self._restore(session, session.context, now, early=True)
+            elif self._policy.preloads and not had:
                 self._preload(session, now)
         elif session.wants_place:
             session.wants_place = session.has_place = False

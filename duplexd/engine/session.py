@@ -247,6 +247,7 @@ class Session:
         self.condition = ConditionVersion(0)
         self.stalled = False
         self.closed = False
+        self._warm_by: Nanos | None = None  #: it is being made ready to speak, and given up then
         self.state = TurnState.LISTENING
         self.copied_until = Ticks(0)
         self.input_end = Ticks(0)
@@ -592,6 +593,22 @@ class Session:
         self._wanted = deque(wanted for wanted in self._wanted if wanted.key != key)
         if self.reply is not None and self.reply.key == key:
             self._advance_here(now)
+
+    def on_prefetch_wanted(self, now: Nanos) -> None:
+        """It needs a place until its context is whole and read; then it rests, and its pages stay while others have
+        room. Given up when there was no place within the stated wait.
+        """
+        self._warm_by = Nanos(now + self._place_wait)
+
+    @property
+    def is_warming(self) -> bool:
+        return self._warm_by is not None
+
+    def _settle_warmth(self, now: Nanos) -> None:
+        is_warm = self.context.readable and self.context.behind == 0 and self.context.flight is None
+        if self._warm_by is not None and (is_warm or now >= self._warm_by):
+            self._warm_by = None
+            self._monitor.count("prefetches_done" if is_warm else "prefetches_given_up")
 
     def _begin_waiting(self, now: Nanos) -> None:
         """A turn that came while the reply could not be cut, and the reply was stopped after all."""
@@ -993,9 +1010,10 @@ class Session:
 
     def _emit_words(self, reply: Reply, first: int, words: list[PlacedWord]) -> None:
         self._sequence += 1
-        text = reply.text_between(first, first + len(words))
+        end = first + len(words)
+        text, tokens = reply.text_between(first, end), reply.tokens_of_words(end)
         placed = spoken_words(words)
-        self._emit(ReplyWords(self.id, reply.response, reply.epoch, first, placed, self._sequence, text))
+        self._emit(ReplyWords(self.id, reply.response, reply.epoch, first, placed, self._sequence, text, tokens))
 
     def _commit_heard(self, now: Nanos) -> None:
         """The ear has moved: chunks become HEARD, keys RECENT, words history."""
@@ -1408,6 +1426,7 @@ class Session:
         self._deliver(now)
         self._begin_waiting(now)
         self._begin_wanted(now)
+        self._settle_warmth(now)
         reply = self.reply
         if reply is not None and self._too_late(reply, now):
             self._fail_reply("no sound within the response deadline", now)
@@ -1431,6 +1450,8 @@ class Session:
             times.append(at)
         if self.contest is not None and not self.contest.answered:
             times.append(self.contest.answer_by)
+        if self._warm_by is not None:
+            times.append(self._warm_by)
         reply = self.reply
         if reply is not None and not self._gated:
             if self.response_deadline and reply.published_at == 0:
@@ -1452,7 +1473,7 @@ class Session:
     @property
     def needs_place(self) -> bool:
         """The thinker is, or may at any moment be, needed: somebody speaks, or a reply is not over."""
-        busy = self.utterance is not None or self.reply is not None or bool(self.waiting)
+        busy = self.utterance is not None or self.reply is not None or bool(self.waiting) or self.is_warming
         return busy or self.context.behind > 0 or self.context.flight is not None
 
     @property

@@ -62,6 +62,9 @@ BIAS = ticks_from_ms(12)  #: decoded and unplayed audio the page's statistics do
 BOUND = ticks_from_ms(20)  #: published error of a position while it moves
 ASSUMED_LAG = ticks_from_ms(250)  #: transport, jitter buffer and output of a listener who reports nothing
 ASSUMED_BOUND = ticks_from_ms(120)
+ASSUMED_NETWORK_MS = 50.0  #: of `ASSUMED_LAG`, one way; the rest is the listener's jitter buffer and output
+ROUND_TRIP_MAX_MS = 4000.0  #: what a receiver's reports may claim
+JITTER_MAX_MS = 500.0
 REPORTS_MISSED_AFTER = Nanos(1500 * NANOS_PER_MS)
 INPUT_LOST_AFTER = Nanos(700 * NANOS_PER_MS)
 ECHO_GAIN_CANCELLED = 0.01  #: strongest echo assumed behind a canceller, as power: -20 dB (measured: -62 dB)
@@ -80,6 +83,27 @@ class Block(msgspec.Struct, frozen=True):
     voice: float
     echo: float
     gap: bool
+
+
+class Way(msgspec.Struct, frozen=True):
+    """From the transport to the ear of a listener who reports nothing. An estimate, however it was come by."""
+
+    lag: Ticks = ASSUMED_LAG
+    bound: Ticks = ASSUMED_BOUND  #: of its error
+    by_reports: bool = False  #: the network's part was measured by RTCP; else all of it is assumed
+
+
+def way_by_reports(*, round_trip_ms: float, jitter_ms: float) -> Way:
+    """The assumed way, longer by what the network is known to take beyond what was assumed of it; never shorter: what
+    the listener's own buffers take is in no receiver report.
+
+    The way there may be all of the round trip or half of it, so the bound grows as much as the lag.
+    """
+    round_trip = min(max(0.0, round_trip_ms), ROUND_TRIP_MAX_MS)
+    jitter = min(max(0.0, jitter_ms), JITTER_MAX_MS)
+    # A jitter buffer holds two to three times the jitter that it sees.
+    beyond = ticks_from_ms(max(0.0, round_trip / 2 + 2 * jitter - ASSUMED_NETWORK_MS))
+    return Way(Ticks(ASSUMED_LAG + beyond), Ticks(ASSUMED_BOUND + beyond), by_reports=True)
 
 
 class HoldOrder(msgspec.Struct, frozen=True):
@@ -160,6 +184,7 @@ class Line:
         self.allow_barge_in = allow_barge_in
         self.holds = holds  #: a voice over the reply freezes it; else the reply plays on while the voice is judged
         self.silent = False  #: the page's sound is blocked: nothing is being heard
+        self.way = Way()  #: while nobody reports
         self.hold: Hold | None = None
         self.framer = Framer()
         self._detector = detector
@@ -309,7 +334,7 @@ class Line:
         self._out.append(HoldAnswered(self.session, hold, cursor, self._bound_now(now), assumed=assumed))
 
     def _bound_now(self, now: Nanos) -> Ticks:
-        return ASSUMED_BOUND if self._reports_missed(now) else BOUND
+        return self.way.bound if self._reports_missed(now) else BOUND
 
     def heard_until(self, position: Ticks, now: Nanos) -> None:
         """The client says that its ear stands at this position of the present epoch."""
@@ -585,8 +610,8 @@ class Line:
     def _assume(self, now: Nanos) -> None:
         self._next_assumed = Nanos(now + 100 * NANOS_PER_MS)
         if self.hold is None and not self.silent:
-            place = self.playout.place(self._pts_at(now) - ASSUMED_LAG)
-            self._report(place, now, now, buffer=ASSUMED_LAG, bound=ASSUMED_BOUND, assumed=True)
+            place = self.playout.place(self._pts_at(now) - self.way.lag)
+            self._report(place, now, now, buffer=self.way.lag, bound=self.way.bound, assumed=True)
 
     # Positions -----------------------------------------------------------------------------------------------------
 
@@ -610,7 +635,7 @@ class Line:
         """Where the ear is now, by the last report carried forward, or by the conservative clock."""
         report = self._last_report
         if report is None or self._reports_missed(now):
-            return self.playout.place(self._pts_at(now) - ASSUMED_LAG)
+            return self.playout.place(self._pts_at(now) - self.way.lag)
         return self.playout.place(self._clamp(report.pts + ticks_from_nanos(now - report.observed_at)))
 
     def _clamp(self, pts: int) -> int:

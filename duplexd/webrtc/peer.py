@@ -46,7 +46,7 @@ from duplexd.webrtc.audience import Relay, RelayFace
 from duplexd.webrtc.camera import CameraReceiver
 from duplexd.webrtc.receive import Deliver, ReceiveCounts, VoiceReceiver, install
 from duplexd.webrtc.sdp import check_offer, clean_offer, finish_answer, takes_vp8
-from duplexd.webrtc.tracks import MediaClock, Pull, VoiceTrack, check_sender, report_by, round_trip_ms
+from duplexd.webrtc.tracks import MediaClock, Pull, VoiceTrack, check_sender, jitter_ms, report_by, round_trip_ms
 from duplexd.webrtc.video import VIDEO_RATE, Look, VideoCounts, VideoTrack
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,8 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True):
     hears: bool = True  #: takes a voice; False: for one who only watches
     speaks: bool = True  #: sends voice and face; False: to one who only publishes
     one_stream: bool = False  #: voice and face in one media stream, for clients that know no other (module rule 6)
+    message_bytes_max: int = wire.MESSAGE_BYTES_MAX  #: of a message we send; the other side may announce less
+    channel_grace_ns: Nanos = Nanos(0)  #: a reliable channel that closed may come back for so long; 0: nobody waits
 
 
 class MessageFault(msgspec.Struct, frozen=True):
@@ -137,11 +139,15 @@ class Heartbeat:
 
 
 class Channel:
-    """One data channel's outgoing side, with its bounds. Holds messages back until the page has opened it."""
+    """One data channel's outgoing side, with its bounds. Holds messages back until the page has opened it.
 
-    def __init__(self, *, backlog_max: int, droppable: bool) -> None:
+    Args:    returns: one that was closed may be opened again, and what was said meanwhile is told then.
+    """
+
+    def __init__(self, *, backlog_max: int, droppable: bool, returns: bool = False) -> None:
         self._backlog_max = backlog_max
         self._droppable = droppable
+        self._returns = returns
         self._pending: deque[str] = deque()
         self._pending_bytes = 0
         self.raw: Any = None
@@ -149,7 +155,7 @@ class Channel:
 
     @property
     def backlog_bytes(self) -> int:
-        return self._pending_bytes + (self.raw.bufferedAmount if self.raw is not None else 0)
+        return self._pending_bytes + (self.raw.bufferedAmount if self.is_open else 0)
 
     @property
     def is_open(self) -> bool:
@@ -181,7 +187,8 @@ class Channel:
         return False
 
     def _hold_back(self, text: str, size: int, may_drop: bool) -> bool:
-        if may_drop or self.raw is not None:  # stale by the time it could leave, or the channel is closing
+        gone = self.raw is not None and not self._returns
+        if may_drop or gone:  # stale by the time it could leave, or the channel is closing
             self.dropped_count += 1
             return False
         self._pending.append(text)
@@ -232,6 +239,7 @@ class Peer:
         self._deliver = on_audio
         self._channels = {label: _channel(label, config) for label in config.labels}
         self._channel_count = 0
+        self._graces: deque[asyncio.TimerHandle] = deque(maxlen=CHANNELS_MAX)  #: of channels that closed
         self._heartbeat = Heartbeat(period_ns=config.heartbeat_ns, grace_ns=config.heartbeat_grace_ns)
         self._connected = asyncio.Event()
         self._fault_count = 0
@@ -300,17 +308,25 @@ class Peer:
     def is_connected(self) -> bool:
         return self._connected.is_set() and self._closing is None
 
+    @property
+    def message_bytes_max(self) -> int:
+        """Of a message we may send: what we are configured for, or what the other side announces if that is less."""
+        sctp = self._connection.sctp
+        announced = _own(sctp, "_remote_max_message_size") if sctp is not None else 0
+        return min(self._config.message_bytes_max, announced or self._config.message_bytes_max)  # RFC 8841 §6.1
+
     def send(self, label: str, text: str, *, droppable: bool = False) -> bool:
         """Queue a message on a channel. Never raises on the state of the network.
 
         At the bound, a message of the fast channel or one marked `droppable` is dropped (False); any other closes the
-        peer, because a page that has missed one can no longer be told the truth.
+        peer, because a page that has missed one can no longer be told the truth. Where the offer has no data channels
+        nobody is told anything (False).
         Raises KeyError for a label that is not in the configuration, ValueError for a message no page takes.
         """
         channel = self._channels[label]
-        if len(text.encode()) > wire.MESSAGE_BYTES_MAX:
-            raise ValueError(f"a message of {len(text.encode())} bytes; pages take {wire.MESSAGE_BYTES_MAX}")
-        if self._closing is not None:
+        if len(text.encode()) > self.message_bytes_max:
+            raise ValueError(f"a message of {len(text.encode())} bytes; {self.message_bytes_max} are taken")
+        if self._closing is not None or self._connection.sctp is None:
             return False
         try:
             return channel.send(text, droppable=droppable)
@@ -321,6 +337,10 @@ class Peer:
     @property
     def rtt_ms(self) -> float | None:
         return round_trip_ms(self._voice.sender) if self._voice.sender is not None else None
+
+    @property
+    def jitter_ms(self) -> float | None:
+        return jitter_ms(self._voice.sender) if self._voice.sender is not None else None
 
     @property
     def backlog_bytes(self) -> int:
@@ -486,10 +506,23 @@ class Peer:
             self._fault(label, "unknown_channel", f"channel {label[:80]!r} is not served, or is open already")
             return
         raw.on("message", lambda data: self._message_arrived(label, data))
+        if self._config.channel_grace_ns:
+            raw.on("close", lambda: self._channel_closed(label))
         self._heartbeat.beat(clock.now())
         channel.open(raw)
         if self._on_open is not None:
             self._guarded(lambda on_open: on_open(label), self._on_open)
+
+    def _channel_closed(self, label: str) -> None:
+        """Media may live on, but nobody can be told of it any more: it ends, unless the channel comes back."""
+
+        def judge() -> None:
+            if not self._channels[label].is_open:
+                self._begin_close(f"the channel {label!r} was closed")
+
+        if self._closing is None:
+            seconds = self._config.channel_grace_ns / NANOS_PER_SECOND
+            self._graces.append(asyncio.get_running_loop().call_later(seconds, judge))
 
     def _message_arrived(self, label: str, data: str | bytes) -> None:
         self._heartbeat.beat(clock.now())
@@ -559,6 +592,8 @@ class Peer:
     async def _close(self, reason: str) -> None:
         if self._watch is not None:
             self._watch.cancel()
+        for grace in self._graces:
+            grace.cancel()
         await self._dismantle()
         try:
             self._on_closed(reason)
@@ -709,7 +744,8 @@ def _codecs(*names: str) -> list[Any]:
 
 def _channel(label: str, config: PeerConfig) -> Channel:
     fast = label == wire.FAST_CHANNEL
-    return Channel(backlog_max=config.fast_backlog_bytes if fast else config.reliable_backlog_bytes, droppable=fast)
+    bound = config.fast_backlog_bytes if fast else config.reliable_backlog_bytes
+    return Channel(backlog_max=bound, droppable=fast, returns=config.channel_grace_ns > 0)
 
 
 def _rtc_configuration(servers: tuple[IceServer, ...]) -> Any:

@@ -36,12 +36,12 @@ from duplexd.webrtc.figures import prometheus
 from duplexd.webrtc.frontend import RETRY_AFTER_S, Frontend, Refused, ice_server
 from duplexd.webrtc.peer import guard_loop
 from duplexd.webrtc.realtime.errands import Errands
+from duplexd.webrtc.realtime.requests import BODY_BYTES_MAX
 from duplexd.webrtc.realtime.routes import DOOR, Door, RealtimeRoutes, refusals
 from duplexd.webrtc.supervisor import EngineState
 from duplexd.webrtc.watch import ROWS, ROWS_MAX, snapshot
 
 PAGE = Path(__file__).parent / "page"
-BODY_BYTES_MAX = 26_000_000  #: a recording to transcribe; offers and settings have bounds of their own
 PAGE_FILES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POOL_THREADS = 4
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

@@ -172,7 +172,12 @@ class VoiceTrack(MediaStreamTrack):  # type: ignore[misc]
             self.rtp_origin = rtp_origin(self.sender, self._returned)
 
 
-_SENDER_NAMES = ("_RTCRtpSender__rtp_timestamp", "_RTCRtpSender__packet_count", "_RTCRtpSender__rtt")
+_SENDER_NAMES = (
+    "_RTCRtpSender__rtp_timestamp",
+    "_RTCRtpSender__packet_count",
+    "_RTCRtpSender__rtt",
+    "_RTCRtpSender__stats",
+)
 
 
 def check_sender(sender: Any) -> None:
@@ -224,3 +229,9 @@ def round_trip_ms(sender: Any) -> float | None:
     """Round trip by the receiver reports of what this sender sent (a browser's first comes after about 6 s)."""
     seconds: float | None = sender._RTCRtpSender__rtt
     return None if seconds is None else seconds * 1000
+
+
+def jitter_ms(sender: Any) -> float | None:
+    """Jitter of arrival (RFC 3550 §6.4.1), by the newest receiver report of what this sender sent."""
+    report = sender._RTCRtpSender__stats.get(f"remote-inbound-rtp_{id(sender)}")
+    return None if report is None else 1000 * report.jitter / TICKS_PER_SECOND

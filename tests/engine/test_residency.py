@@ -12,7 +12,7 @@ from duplexd.engine.admission import Places
 from duplexd.engine.residency import Residency
 from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
-from duplexd.messages import InputRefusal, ResponseChanged, ResponseState
+from duplexd.messages import InputRefusal, PrefetchWanted, ResponseChanged, ResponseState
 from duplexd.streams.stage import CostModel
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
 
@@ -294,3 +294,47 @@ def test_a_ninth_simultaneous_talker_waits_or_is_told_busy(words: int, end: str)
         assert refused.code == "busy"
         assert refused.reason.startswith(f"Session {session}: the arena has room for 8 whole contexts, and others")
         assert PLACE_WAIT_MS <= failed[FAILED] - failed[ResponseState.ACCEPTED] <= PLACE_WAIT_MS + 20
+
+
+def away(simulation: Simulation, session: int) -> bool:
+    return not simulation.core.sessions[SessionId(session)].context.readable
+
+
+def test_a_prefetch_brings_memory_back_before_anybody_speaks() -> None:
+    """Session 1 has left for the others. Asked for, its pages come back, without a word; what it is asked next waits
+    for no copy, and it holds no place meanwhile.
+    """
+    simulation = crowd(4, 1, until_ms=36_000)
+    ask(simulation, 1, 3, at_ms=1000)
+    for session in (2, 3, 4):
+        ask(simulation, session, 12, at_ms=3000 + 7000 * (session - 2))
+    seen: list[tuple[bool, int, int]] = []
+
+    def look() -> None:
+        counts = simulation.core.monitor
+        seen.append((away(simulation, 1), counts["restores_early"], simulation.core.residency.seated_count))
+
+    simulation.world.at(ms(23_490), look)
+    simulation.world.at(ms(23_500), lambda: PrefetchWanted(SessionId(1)))
+    simulation.world.at(ms(24_500), look)
+    ask(simulation, 1, 3, at_ms=25_000)
+    simulation.run()
+
+    assert seen == [(True, 0, 0), (False, 1, 0)]
+    assert simulation.core.monitor["prefetches_done"] == 1
+    assert simulation.core.monitor["restores_late"] == 0
+    assert list(simulation.final_states(1).values()) == [[COMPLETED]] * 2
+
+
+def test_a_prefetch_that_finds_no_place_is_given_up() -> None:
+    """Others have all places for longer than anybody waits: nobody is kept in line for something nobody asked for."""
+    simulation = crowd(3, 2, until_ms=9000)
+    ask(simulation, 1, 12, at_ms=1000)
+    ask(simulation, 2, 12, at_ms=1000)
+    simulation.world.at(ms(1500), lambda: PrefetchWanted(SessionId(3)))
+    waiting: list[int] = []
+    simulation.world.at(ms(3500), lambda: waiting.append(simulation.core.residency.waiting_count))
+    simulation.run()
+
+    assert waiting == [0]
+    assert simulation.core.monitor["prefetches_done"] + simulation.core.monitor["prefetches_given_up"] == 1

@@ -120,10 +120,12 @@ class Bridge:
 
     # In ---------------------------------------------------------------------------------------------------------------
 
-    def on_text(self, text: str | bytes, now: Nanos) -> None:
-        self.session.on_text(text, now)
+    def on_text(self, text: str | bytes, now: Nanos) -> bool:
+        """One event of the client; whether it was taken."""
+        taken = self.session.on_text(text, now)
         self._carry(now)
         self._feed(now)
+        return taken
 
     def on_audio(self, pcm: NDArray[np.int16], rtp: int, now: Nanos) -> None:
         """Sound of a track, 16 kHz."""
@@ -136,7 +138,7 @@ class Bridge:
             case PublishChunk():
                 assert pcm is not None
                 if self.line.publish(news, pcm):
-                    self.session.on_chunk(news)
+                    self.session.on_chunk(news, pcm)
                 self._pump(now)
             case AdvanceEpoch():
                 self.line.advance(news)

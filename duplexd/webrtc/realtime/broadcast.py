@@ -33,7 +33,7 @@ from duplexd.webrtc.audience import Audience, AudienceFull
 from duplexd.webrtc.frontend import Frontend, Guest, Refused, ice_server
 from duplexd.webrtc.opus import VOICE_FRAME, Pcm
 from duplexd.webrtc.peer import MessageFault, Peer
-from duplexd.webrtc.realtime.requests import Refusal, bearer
+from duplexd.webrtc.realtime.requests import Refusal, bearer, read_body
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 from duplexd.webrtc.realtime.visit import RealtimeVisit
 from duplexd.webrtc.tracks import MediaClock, VoiceTrack
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from duplexd.webrtc.realtime.routes import RealtimeRoutes
 
 SDP = "application/sdp"
+OFFER_BYTES_MAX = 1024 * 1024
 
 
 class WhipVisit(RealtimeVisit):
@@ -277,7 +278,7 @@ async def _offer_of(request: web.Request) -> str:
     if request.content_type != SDP:
         raise Refusal(415, "unsupported_media_type", f"Send the offer as {SDP}.")
     try:
-        return (await request.read()).decode()
+        return (await read_body(request, bytes_max=OFFER_BYTES_MAX)).decode()
     except UnicodeDecodeError as error:
         raise Refusal(400, "invalid_value", f"The offer is not UTF-8: {error.reason}.", param="sdp") from error
 

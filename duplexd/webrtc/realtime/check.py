@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 from duplexd.webrtc.realtime.faults import Fault, invalid, unknown
 
 Check: TypeAlias = Callable[[Any, str], Any]
+PLAIN_VALUES_MAX = 4096
+PLAIN_DEPTH_MAX = 32
 
 
 def text(*, longest: int, shortest: int = 0) -> Check:
@@ -58,6 +60,23 @@ def anything(value: Any, param: str) -> Any:
     return value
 
 
+def plain(value: Any, param: str) -> Any:
+    """Any JSON of a size that can be copied and shown: 4096 values, 32 levels."""
+    waiting = [(value, 0)]
+    count = 0
+    while waiting:
+        one, depth = waiting.pop()
+        count += 1
+        if count > PLAIN_VALUES_MAX or depth > PLAIN_DEPTH_MAX:
+            said = f"'{param}' may hold {PLAIN_VALUES_MAX} values, {PLAIN_DEPTH_MAX} levels deep."
+            raise Fault("invalid_value", said, param=param)
+        if isinstance(one, dict):
+            waiting += [(inner, depth + 1) for inner in one.values()]
+        elif isinstance(one, list):
+            waiting += [(inner, depth + 1) for inner in one]
+    return value
+
+
 def nullable(check: Check) -> Check:
     return lambda value, param: None if value is None else check(value, param)
 
@@ -102,6 +121,18 @@ def fields(checks: Mapping[str, Check], *, required: tuple[str, ...] = ()) -> Ch
             if name not in checks:
                 raise unknown(_under(param, str(name)[:80]), ", ".join(checks))
         return {name: checks[name](value[name], _under(param, name)) for name in value}
+
+    return check
+
+
+def loose(checks: Mapping[str, Check]) -> Check:
+    """An object; of it only these fields are looked at and kept."""
+    strict = fields(checks)
+
+    def check(value: Any, param: str) -> Any:
+        if not isinstance(value, dict):
+            raise invalid(param, value, "an object")
+        return strict({name: one for name, one in value.items() if name in checks}, param)
 
     return check
 

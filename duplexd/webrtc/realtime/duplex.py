@@ -17,13 +17,21 @@ from typing import Any
 
 import msgspec
 
-from duplexd.webrtc.realtime.faults import Fault, invalid
-from duplexd.webrtc.realtime.settings import Settings
+from duplexd.webrtc.realtime import check as c
+from duplexd.webrtc.realtime.faults import invalid
+from duplexd.webrtc.realtime.formats import PCM
+from duplexd.webrtc.realtime.secrets import Key
+from duplexd.webrtc.realtime.settings import INSTRUCTIONS_MAX, Settings
 
 GRACE_S = 30.0
 REPLAY_EVENTS_MAX = 2048
 REPLAY_BYTES_MAX = 8 * 1024 * 1024
 RATES_IN = (8000, 16_000, 24_000, 48_000)
+RATE_IN = 16_000  #: unless the session says otherwise
+RATE_OUT = 24_000
+#: Fields of a session that its client may send and that change nothing here (docs/realtime.md lists them): there is
+#: one voice, the thinker decodes in one way, the engine judges voices over a reply, and history is what was heard.
+IGNORED = ("ref_audio", "voice", "temperature", "overlap_policy", "playback_commit_policy", "idle_timeout_s")
 _encoder = msgspec.json.Encoder()
 
 
@@ -32,6 +40,7 @@ class DuplexConfig(msgspec.Struct):
 
     rate_in: int = 16_000
     auto_response: bool = True
+    ignored: tuple[str, ...] = ()  #: fields that were sent and change nothing here
 
 
 class Replay:
@@ -69,48 +78,72 @@ class Replay:
         return [text for number, text in self._kept if number > seq]
 
 
-def settings_of(session: Any, *, model: str) -> tuple[Settings, DuplexConfig]:
-    """The session that a first `session.update` asks for. Raises Fault."""
-    if not isinstance(session, dict):
-        raise invalid("session", session, "an object")
-    for name in ("input_audio_format", "output_audio_format"):
-        if session.get(name, "pcm16") != "pcm16":
-            raise invalid(f"session.{name}", session[name], "pcm16")
-    audio: dict[str, Any] = session["audio"] if isinstance(session.get("audio"), dict) else {}
-    out = (audio.get("output") or {}).get("sample_rate_hz", 24_000)
-    if out != 24_000:
-        raise invalid("session.audio.output.sample_rate_hz", out, "24000")
-    rate = (audio.get("input") or {}).get("sample_rate_hz") or session.get("sample_rate_hz") or 16_000
+_SIDE = c.nullable(c.loose({"sample_rate_hz": c.nullable(c.whole(1, 1_000_000))}))
+_SESSION = c.loose(
+    {
+        "input_audio_format": c.nullable(c.one_of("pcm16")),
+        "output_audio_format": c.nullable(c.one_of("pcm16")),
+        "sample_rate_hz": c.nullable(c.whole(1, 1_000_000)),
+        "audio": c.nullable(c.loose({"input": _SIDE, "output": _SIDE})),
+        "modalities": c.nullable(c.many(c.one_of("audio", "text"), most=2)),
+        "extra_body": c.nullable(c.loose({"auto_response": c.nullable(c.flag)})),
+        "instructions": c.nullable(c.text(longest=INSTRUCTIONS_MAX)),
+    }
+)
+
+
+def settings_of(session: Any, key: Key) -> tuple[Settings, DuplexConfig]:
+    """The session that a first `session.update` asks for, within what its key allows. Raises Fault.
+
+    What is not named here is dropped: `IGNORED`, and what other servers' models know.
+    """
+    given = _SESSION(session, "session")
+    audio = given.get("audio") or {}
+    out = (audio.get("output") or {}).get("sample_rate_hz") or RATE_OUT
+    if out != RATE_OUT:
+        raise invalid("session.audio.output.sample_rate_hz", out, str(RATE_OUT))
+    rate = (audio.get("input") or {}).get("sample_rate_hz") or given.get("sample_rate_hz") or RATE_IN
     if rate not in RATES_IN:
         raise invalid("session.sample_rate_hz", rate, ", ".join(map(str, RATES_IN)))
-    extra: dict[str, Any] = session["extra_body"] if isinstance(session.get("extra_body"), dict) else {}
-    speaks = "audio" in session.get("modalities", ["audio"])
-    wanted: dict[str, Any] = {
-        "type": "realtime",
-        "output_modalities": ["audio"] if speaks else ["text"],
-        "audio": {"input": {"turn_detection": session.get("turn_detection"), "transcription": {}}},
-        "duplexd": {"events": True},
-    }
-    if isinstance(session.get("instructions"), str):
-        wanted["instructions"] = session["instructions"]
-    settings = Settings.default(model=model).change(wanted)
-    return settings, DuplexConfig(rate_in=rate, auto_response=extra.get("auto_response", True) is not False)
+    asked: dict[str, Any] = {"type": "realtime"}
+    modalities = given.get("modalities")
+    spoken = ["audio"] if not modalities or "audio" in modalities else ["text"]
+    if modalities and spoken != key.settings.values["output_modalities"]:
+        asked["output_modalities"] = spoken
+    if given.get("instructions") is not None:
+        asked["instructions"] = given["instructions"]
+    if session.get("turn_detection") is not None:
+        asked["audio"] = {"input": {"turn_detection": session["turn_detection"]}}
+    settings = key.settings.change(asked, locked=key.locked)
+    # Turns are the client's in this dialect, unless it or its key says otherwise; sound is 16-bit PCM.
+    own: dict[str, Any] = {"transcription": {}, "format": {"type": PCM}}
+    if "audio" not in asked and "audio" not in key.locked:
+        own["turn_detection"] = None
+    settings = settings.change({"audio": {"input": own, "output": {"format": {"type": PCM}}}})
+    extra = given.get("extra_body") or {}
+    ignored = tuple(name for name in IGNORED if session.get(name) is not None)
+    config = DuplexConfig(rate_in=rate, auto_response=extra.get("auto_response") is not False, ignored=ignored)
+    return settings.change({"duplexd": {"events": True}}), config
 
 
 class Inbound:
     """Events of the dialect -> events of the protocol."""
 
     def __init__(self, config: DuplexConfig) -> None:
+        self.frames_left = 0  #: appends whose video frames were not looked at
         self._config = config
 
     def translate(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the core is told for it; an empty list for what ends here. Raises Fault."""
+        """What the core is told for it, each if the one before was taken; an empty list for what ends here.
+
+        Raises Fault.
+        """
         kind = event.get("type")
         own = {"event_id": event["event_id"]} if isinstance(event.get("event_id"), str) else {}
         match kind:
             case "input_audio_buffer.append":
-                if event.get("video_frames"):
-                    raise Fault("unsupported_content_type", "This model does not see; append sound alone.")
+                # A frame that rides on sound is left: this model does not see, and the sound is what it came for.
+                self.frames_left += bool(event.get("video_frames"))
                 return [{"type": kind, "audio": event.get("audio"), **own}]
             case "input_audio_buffer.commit":
                 wanted = event.get("response_create")
@@ -129,7 +162,7 @@ class Inbound:
                 session = event.get("session")
                 if not isinstance(session, dict):
                     raise invalid("session", session, "an object")
-                kept = {name: session[name] for name in ("instructions",) if isinstance(session.get(name), str)}
+                kept = {name: session[name] for name in ("instructions",) if session.get(name) is not None}
                 return [{"type": kind, "session": {"type": "realtime", **kept}, **own}]
             case "session.heartbeat" | "session.event_ack" | "turn.signal":
                 return []
@@ -148,6 +181,9 @@ class Outbound:
         if kind.startswith("duplexd."):
             return self._own(event)
         told = [{**event, "session_id": self._session_id}]
+        if kind == "error" and event["error"]["code"] == "session_expired":
+            reason = event["error"]["message"]
+            return [*told, {"type": "session.expired", "session_id": self._session_id, "reason": reason}]
         if kind == "response.content_part.added":
             speak = {"type": "response.speak", "response_id": event["response_id"], "session_id": self._session_id}
             return [*told, speak]

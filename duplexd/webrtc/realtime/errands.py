@@ -16,7 +16,7 @@ import base64
 import functools
 import io
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -32,16 +32,19 @@ from duplexd.errors import InputRefused
 from duplexd.webrtc.realtime import check as c
 from duplexd.webrtc.realtime.container import OggOpus, wav_header
 from duplexd.webrtc.realtime.faults import Fault, invalid, missing
-from duplexd.webrtc.realtime.formats import RATES, base64_of
+from duplexd.webrtc.realtime.formats import PCM, RATES, base64_of
+from duplexd.webrtc.realtime.idempotency import ANSWER_BYTES_MAX, HEADER, WRITTEN
 from duplexd.webrtc.realtime.items import check_image
-from duplexd.webrtc.realtime.requests import Refusal, json_body
+from duplexd.webrtc.realtime.requests import ANSWERING, BODY_BYTES_MAX, Refusal, json_body, read_form, too_large
 from duplexd.webrtc.realtime.routes import RealtimeRoutes
-from duplexd.webrtc.realtime.session import SCRIPT_MAX, Transport
+from duplexd.webrtc.realtime.secrets import Key
+from duplexd.webrtc.realtime.session import SCRIPT_MAX, RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import METADATA, TOOL_CHOICE, Settings
 from duplexd.webrtc.realtime.visit import RealtimeVisit
 
 ANSWER_WITHIN_S = 120.0  #: between two events of a session that is asked for something
 RECORDING_BYTES_MAX = 25 * 1024 * 1024
+FORM_BYTES_MAX = BODY_BYTES_MAX  #: a recording, and what is said about it
 RECORDING_S_MAX = 600.0
 APPEND_SAMPLES = 24_000
 EVENTS_MAX = 8192
@@ -51,14 +54,20 @@ _encoder = msgspec.json.Encoder()
 
 
 class Collector:
-    """A sink that hands events to whoever waits for them."""
+    """A sink that hands events to whoever waits for them, each with what its response had taken by then (`usage`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, core: RealtimeSession) -> None:
+        self._core = core
         self.queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(EVENTS_MAX)
+        self.has_lost = False  #: an event found no room: what is told from here on would not be the whole
 
     def tell(self, text: str) -> None:
-        if not self.queue.full():
-            self.queue.put_nowait(msgspec.json.decode(text))
+        if self.queue.full():
+            self.has_lost = True
+        if not self.has_lost:
+            event = msgspec.json.decode(text)
+            event["usage"] = self._core.usage_of(event["response_id"]) if "response_id" in event else None
+            self.queue.put_nowait(event)
 
     @property
     def backlog_bytes(self) -> int:
@@ -76,6 +85,7 @@ class Errand:
     def __init__(self, visit: RealtimeVisit, collector: Collector) -> None:
         self._visit = visit
         self._collector = collector
+        self.done: dict[str, Any] = {"status": "failed"}  #: the response, as it ended
 
     def send(self, kind: str, **fields: Any) -> None:
         self._visit.on_text(_encoder.encode({"type": kind, **fields}))
@@ -91,6 +101,9 @@ class Errand:
         """Events as they come. Raises Refusal for an error, a session that ends, and a silence that lasts too long."""
         sent_ms = 0.0
         while True:
+            if self._collector.has_lost and self._collector.queue.empty():
+                said = f"More than {EVENTS_MAX} events waited for a client that reads too slowly."
+                raise Refusal(500, "events_lost", said)
             try:
                 event = await asyncio.wait_for(self._collector.queue.get(), ANSWER_WITHIN_S)
             except TimeoutError as error:
@@ -113,12 +126,51 @@ class Errand:
 
 
 def check_done(response: dict[str, Any]) -> None:
-    """Raises Refusal when a response failed."""
-    if response["status"] != "failed":
+    """Raises Refusal when a response has not come to its end, or to the bound it was asked for."""
+    status = response["status"]
+    if status in ("completed", "incomplete"):
         return
     error = (response.get("status_details") or {}).get("error", {})
-    status = 503 if error.get("code") == "busy" else 500
-    raise Refusal(status, error.get("code", "response_failed"), error.get("message", "The response failed."))
+    http = 503 if error.get("code") == "busy" else 500
+    raise Refusal(http, error.get("code", f"response_{status}"), error.get("message", f"The response is {status}."))
+
+
+class Stream:
+    """An answer that is written as it is made. `begin` promises it; what fails afterwards must not look whole."""
+
+    def __init__(self, request: web.Request, **headers: str) -> None:
+        self._request = request
+        self._answer = web.StreamResponse(headers={name.replace("_", "-"): one for name, one in headers.items()})
+        self._written: bytearray | None = bytearray() if HEADER in request.headers else None  #: for a retry
+        self.has_begun = False
+
+    async def write(self, data: bytes) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            self._request[ANSWERING] = True
+            await self._answer.prepare(self._request)
+        if data:
+            await self._answer.write(data)
+            self._remember(data)
+
+    def _remember(self, data: bytes) -> None:
+        if self._written is not None:
+            self._written += data
+            if len(self._written) > ANSWER_BYTES_MAX:
+                self._written = None
+
+    async def end(self, *, is_whole: bool = True) -> web.StreamResponse:
+        """`is_whole`: False when it ends with an error."""
+        await self._answer.write_eof()
+        if is_whole and self._written is not None:
+            self._request[WRITTEN] = bytes(self._written)
+        return self._answer
+
+    def cut(self) -> web.StreamResponse:
+        """The connection breaks in the middle of the body: no client takes it for whole (RFC 9112 §8)."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        return self._answer
 
 
 class Errands:
@@ -135,13 +187,15 @@ class Errands:
         ]
 
     @asynccontextmanager
-    async def _errand(self, request: web.Request, *, session: dict[str, Any]) -> AsyncIterator[Errand]:
-        manual = {"type": "realtime", "audio": {"input": {"turn_detection": None, "transcription": {}}}}
-        settings = Settings.default(model=self._realtime.served(request)).change(manual).change(session)
+    async def _errand(self, key: Key, *, asked: dict[str, Any] | None = None) -> AsyncIterator[Errand]:
+        """A session for one request. `asked`: what of the session its client wants; its key may lock that."""
+        settings = key.settings.change(asked or {}, locked=key.locked)
+        own: dict[str, Any] = {"input": {"turn_detection": None, "transcription": {}, "format": {"type": PCM}}}
+        settings = settings.change({"audio": {**own, "output": {"format": {"type": PCM}}}})
         visit = await self._frontend.admit(
-            lambda number, line: self._realtime.core(number, line, settings, frozenset(), Transport.WEBSOCKET)
+            lambda number, line: self._realtime.core(number, line, settings, key.locked, Transport.WEBSOCKET)
         )
-        collector = Collector()
+        collector = Collector(visit.bridge.session)
         visit.sinks.append(collector)
         visit.open()
         try:
@@ -150,52 +204,62 @@ class Errands:
             visit.bridge.session.close()
             self._frontend.leave(visit, "the request is answered")
 
-    def _enter(self, request: web.Request) -> None:
+    def _enter(self, request: web.Request) -> Key:
         self._door.check(request)
-        self._door.settings(request, model="")
+        return self._door.settings(request, model=self._realtime.served(request))
+
+    async def _once(
+        self, request: web.Request, make: Callable[[], Awaitable[web.StreamResponse]], *content: bytes
+    ) -> web.StreamResponse:
+        return await self._realtime.answers.once(request, make, content=content, now=clock.now())
 
     # Speech -----------------------------------------------------------------------------------------------------------
 
     async def speech(self, request: web.Request) -> web.StreamResponse:
-        self._enter(request)
+        key = self._enter(request)
         wanted = _SPEECH(await json_body(request) or {}, "")
+        return await self._once(request, lambda: self._speech(request, key, wanted), _encoder.encode(wanted))
+
+    async def _speech(self, request: web.Request, key: Key, wanted: dict[str, Any]) -> web.StreamResponse:
         sound = wanted.get("response_format", "wav")
         by_events = wanted.get("stream_format") == "sse"
-        async with self._errand(request, session={"type": "realtime"}) as errand:
-            errand.send("response.create", response={"duplexd": {"script": wanted["input"]}})
-            first = await _first_sound(errand)
-            kind = "text/event-stream" if by_events else SOUNDS[sound]
-            answer = web.StreamResponse(headers={"Content-Type": kind, "X-Sample-Rate": str(PCM_RATE)})
-            await answer.prepare(request)
-            writer = _SoundWriter(sound)
-            await self._write(answer, writer.begin() + writer.push(first), by_events=by_events)
-            async for event in errand.events():
-                if event["type"] == "response.output_audio.delta":
-                    await self._write(answer, writer.push(base64.b64decode(event["delta"])), by_events=by_events)
-                elif event["type"] == "response.done":
-                    break
-            await self._write(answer, writer.finish(), by_events=by_events)
+        kind = "text/event-stream" if by_events else SOUNDS[sound]
+        stream = Stream(request, Content_Type=kind, X_Sample_Rate=str(PCM_RATE))
+        async with self._errand(key) as errand:
+            spoken = {} if key.settings.speaks else {"output_modalities": ["audio"]}
+            errand.send("response.create", response={"duplexd": {"script": wanted["input"]}, **spoken})
+            try:
+                async for data in _sound_of(errand, _SoundWriter(sound)):
+                    shown = _sse({"type": "speech.audio.delta", "audio": base64_of(data)}) if by_events else data
+                    await stream.write(shown)
+                usage = _speech_usage(errand.done)
+            except Refusal as refusal:
+                if not stream.has_begun:
+                    raise
+                if not by_events:
+                    return stream.cut()
+                await stream.write(_sse({"type": "error", **refusal.body()}))
+                return await stream.end(is_whole=False)
             if by_events:
-                await answer.write(_sse({"type": "speech.audio.done", "usage": _speech_usage(event)}))
-            await answer.write_eof()
-        return answer
-
-    async def _write(self, answer: web.StreamResponse, data: bytes, *, by_events: bool) -> None:
-        if data and by_events:
-            await answer.write(_sse({"type": "speech.audio.delta", "audio": base64_of(data)}))
-        elif data:
-            await answer.write(data)
+                await stream.write(_sse({"type": "speech.audio.done", "usage": usage}))
+            return await stream.end()
 
     # Transcription ----------------------------------------------------------------------------------------------------
 
     async def transcribe(self, request: web.Request) -> web.StreamResponse:
-        self._enter(request)
+        key = self._enter(request)
         fields, recording = await _form(request)
+        make = functools.partial(self._transcribe, request, key, fields, recording)
+        return await self._once(request, make, _encoder.encode(fields), recording)
+
+    async def _transcribe(
+        self, request: web.Request, key: Key, fields: dict[str, str], recording: bytes
+    ) -> web.StreamResponse:
         kind = fields.get("response_format", "json")
         if kind not in ("json", "text", "verbose_json"):
             raise invalid("response_format", kind, "json, text, verbose_json")
         pcm = await asyncio.get_running_loop().run_in_executor(_decoders(), decode_recording, recording)
-        async with self._errand(request, session={"type": "realtime"}) as errand:
+        async with self._errand(key) as errand:
             errand.say(pcm)
             done = await errand.wait("conversation.item.input_audio_transcription.completed")
         text, seconds = done["transcript"], round(len(pcm) / PCM_RATE, 3)
@@ -206,22 +270,24 @@ class Errands:
         if kind == "verbose_json":
             body |= {"task": "transcribe", "language": "english", "duration": seconds}
         if fields.get("stream") == "true":
-            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await answer.prepare(request)
-            await answer.write(_sse({"type": "transcript.text.delta", "delta": text}))
-            await answer.write(_sse({"type": "transcript.text.done", "text": text, "usage": usage}))
-            await answer.write_eof()
-            return answer
+            stream = Stream(request, Content_Type="text/event-stream")
+            await stream.write(_sse({"type": "transcript.text.delta", "delta": text}))
+            await stream.write(_sse({"type": "transcript.text.done", "text": text, "usage": usage}))
+            return await stream.end()
         return web.json_response(body)
 
     # Chat -------------------------------------------------------------------------------------------------------------
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        self._enter(request)
+        key = self._enter(request)
         wanted = _chat_request(await json_body(request))
+        return await self._once(request, lambda: self._chat(request, key, wanted), _encoder.encode(wanted))
+
+    async def _chat(self, request: web.Request, key: Key, wanted: dict[str, Any]) -> web.StreamResponse:
         chat = Chat(wanted, model=self._realtime.served(request))
-        async with self._errand(request, session=chat.session()) as errand:
-            for step in chat.steps():
+        steps = chat.steps()
+        async with self._errand(key, asked=chat.session(key.settings)) as errand:
+            for step in steps:
                 await step(errand)
             errand.send("response.create", response=chat.response())
             if wanted.get("stream"):
@@ -234,35 +300,44 @@ class Errands:
         return web.json_response(chat.whole())
 
     async def _stream(self, request: web.Request, chat: Chat, errand: Errand) -> web.StreamResponse:
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        prepared = False
-        async for event in errand.events():
-            chunks = chat.take(event)
-            if event["type"] == "response.done":
-                if not prepared:
-                    check_done(chat.done)
-                chunks += chat.ends()
-            if chunks and not prepared:
-                await answer.prepare(request)
-                prepared = True
-            for chunk in chunks:
-                await answer.write(_sse(chunk))
-            if event["type"] == "response.done":
-                break
-        await answer.write(b"data: [DONE]\n\n")
-        await answer.write_eof()
-        return answer
+        stream = Stream(request, Content_Type="text/event-stream", Cache_Control="no-cache")
+        try:
+            async for event in errand.events():
+                for chunk in chat.take(event):
+                    await stream.write(_sse(chunk))
+                if event["type"] == "response.done":
+                    break
+            check_done(chat.done)
+        except Refusal as refusal:
+            if not stream.has_begun:
+                raise
+            # No finish_reason and no [DONE]: what SDKs take for an answer that broke off.
+            await stream.write(_sse(refusal.body()))
+            return await stream.end(is_whole=False)
+        for chunk in chat.ends():
+            await stream.write(_sse(chunk))
+        await stream.write(b"data: [DONE]\n\n")
+        return await stream.end()
 
 
-async def _first_sound(errand: Errand) -> bytes:
-    """The first sound of a response, before anything is promised. Raises Refusal when there will be none."""
+async def _sound_of(errand: Errand, writer: _SoundWriter) -> AsyncIterator[bytes]:
+    """The sound of a response in its container; nothing before there is some. Raises Refusal for one that fails."""
+    begun = False
     async for event in errand.events():
         if event["type"] == "response.output_audio.delta":
-            return base64.b64decode(event["delta"])
-        if event["type"] == "response.done":
-            check_done(event["response"])
-            raise Refusal(400, "nothing_to_say", "These words make no sound.", param="input")
-    raise AssertionError("events() ends by raising")
+            data = writer.push(base64.b64decode(event["delta"]))
+            if not begun:
+                begun, data = True, writer.begin() + data
+            if data:
+                yield data
+        elif event["type"] == "response.done":
+            errand.done = event["response"]
+            break
+    check_done(errand.done)
+    if not begun:
+        raise Refusal(400, "nothing_to_say", "These words make no sound.", param="input")
+    if data := writer.finish():
+        yield data
 
 
 class _SoundWriter:
@@ -318,34 +393,21 @@ def decode_recording(data: bytes) -> NDArray[np.int16]:
 async def _form(request: web.Request) -> tuple[dict[str, str], bytes]:
     if request.content_type != "multipart/form-data":
         raise Refusal(415, "unsupported_media_type", "Send multipart/form-data with the parts 'file' and 'model'.")
-    fields: dict[str, str] = {}
-    recording = b""
-    reader = await request.multipart()
-    while (part := await reader.next()) is not None:
-        name = getattr(part, "name", None)
-        if name is None or len(fields) > 16:
-            raise Refusal(400, "invalid_form", "The form has parts without names, or more than 16.")
-        data = bytearray()
-        while chunk := await part.read_chunk(65_536):  # type: ignore[union-attr]
-            data += chunk
-            if len(data) > RECORDING_BYTES_MAX:
-                said = f"The part '{name}' has more than {RECORDING_BYTES_MAX} bytes."
-                raise Refusal(413, "file_too_large", said, param=name)
-        if name == "file":
-            recording = bytes(data)
-        else:
-            fields[name.removesuffix("[]")] = data.decode(errors="replace")
+    parts = await read_form(request, bytes_max=FORM_BYTES_MAX)
+    recording = parts.pop("file", b"")
     if not recording:
         raise missing("file")
-    return fields, recording
+    if len(recording) > RECORDING_BYTES_MAX:
+        raise too_large("The part 'file'", RECORDING_BYTES_MAX, param="file")
+    return {name.removesuffix("[]"): data.decode(errors="replace") for name, data in parts.items()}, recording
 
 
 def _sse(value: dict[str, Any]) -> bytes:
     return b"data: " + _encoder.encode(value) + b"\n\n"
 
 
-def _speech_usage(event: dict[str, Any]) -> dict[str, int]:
-    usage = event["response"]["usage"]
+def _speech_usage(response: dict[str, Any]) -> dict[str, int]:
+    usage = response["usage"]
     return {name: usage[name] for name in ("input_tokens", "output_tokens", "total_tokens")}
 
 
@@ -366,6 +428,16 @@ _SPEECH = c.fields(
 # Chat ----------------------------------------------------------------------------------------------------------------
 
 _MESSAGES_MAX = 512
+
+
+def _stream_options(value: Any, param: str) -> Any:
+    if not isinstance(value, dict):
+        raise invalid(param, value, "an object")
+    known = {name: one for name, one in value.items() if name in _STREAM_OPTIONS}
+    return {name: c.nullable(c.flag)(one, f"{param}.{name}") for name, one in known.items()}
+
+
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 _CHAT = c.fields(
     {
         "model": c.anything,
@@ -373,7 +445,7 @@ _CHAT = c.fields(
         "modalities": c.nullable(c.many(c.one_of("text", "audio"), most=2)),
         "audio": c.nullable(c.fields({"voice": c.anything, "format": c.one_of("wav", "pcm16", "opus")})),
         "stream": c.nullable(c.flag),
-        "stream_options": c.nullable(c.anything),
+        "stream_options": c.nullable(_stream_options),
         "max_tokens": c.nullable(c.whole(1, 1_000_000)),
         "max_completion_tokens": c.nullable(c.whole(1, 1_000_000)),
         "tools": c.nullable(c.many(c.anything, most=128)),
@@ -427,17 +499,21 @@ class Chat:
 
     # In ---------------------------------------------------------------------------------------------------------------
 
-    def session(self) -> dict[str, Any]:
-        tools = [_tool_of(tool, index) for index, tool in enumerate(self._wanted.get("tools") or [])]
-        wanted: dict[str, Any] = {
-            "type": "realtime",
-            "output_modalities": ["audio"] if self._speaks else ["text"],
-            "instructions": "\n".join(_text_of(m) for m in self._wanted["messages"] if _is_system(m)),
-            "tools": tools,
-        }
+    def session(self, before: Settings) -> dict[str, Any]:
+        """What of the session it asks for; what it does not name stays as its key has it (`before`)."""
+        wanted: dict[str, Any] = {"type": "realtime"}
+        modalities = ["audio"] if self._speaks else ["text"]
+        if modalities != before.values["output_modalities"]:
+            wanted["output_modalities"] = modalities
+        instructions = "\n".join(_text_of(m) for m in self._wanted["messages"] if _is_system(m))
+        if instructions:
+            wanted["instructions"] = instructions
+        if self._wanted.get("tools"):
+            wanted["tools"] = [_tool_of(tool, index) for index, tool in enumerate(self._wanted["tools"])]
         choice = self._wanted.get("tool_choice")
         if isinstance(choice, dict):
-            choice = {"type": "function", "name": (choice.get("function") or {}).get("name", "")}
+            function = choice.get("function")
+            choice = {"type": "function", "name": function.get("name", "") if isinstance(function, dict) else ""}
         if choice is not None:
             wanted["tool_choice"] = TOOL_CHOICE(choice, "tool_choice")
         return wanted
@@ -459,7 +535,17 @@ class Chat:
     # Out --------------------------------------------------------------------------------------------------------------
 
     def take(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """Chunks for a client that streams."""
+        """Chunks for a client that streams; each with the usage so far, if it wants that."""
+        chunks = self._chunks_of(event)
+        if self._option("continuous_usage_stats") and event.get("usage") is not None:
+            usage = _usage_of(event["usage"])
+            chunks = [{**chunk, "usage": usage} for chunk in chunks]
+        return chunks
+
+    def _option(self, name: str) -> bool:
+        return bool((self._wanted.get("stream_options") or {}).get(name))
+
+    def _chunks_of(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         match event["type"]:
             case "response.output_text.delta" | "response.output_audio_transcript.delta":
                 self._text += event["delta"]
@@ -490,10 +576,11 @@ class Chat:
 
     def ends(self) -> list[dict[str, Any]]:
         last = self._chunk({}, "text", finish=self._finish())
-        chunks = [last]
-        if (self._wanted.get("stream_options") or {}).get("include_usage"):
-            chunks.append({**last, "choices": [], "usage": self._usage()})
-        return chunks
+        if self._option("continuous_usage_stats"):
+            last["usage"] = self._usage()
+        if not self._option("include_usage"):
+            return [last]
+        return [last, {**last, "choices": [], "usage": self._usage()}]
 
     def _finish(self) -> str:
         if self._calls:
@@ -501,13 +588,7 @@ class Chat:
         return "length" if self.done["status"] == "incomplete" else "stop"
 
     def _usage(self) -> dict[str, Any]:
-        usage = self.done["usage"]
-        return {
-            "prompt_tokens": usage["input_tokens"],
-            "completion_tokens": usage["output_tokens"],
-            "total_tokens": usage["total_tokens"],
-            "prompt_tokens_details": {"cached_tokens": usage["input_token_details"]["cached_tokens"]},
-        }
+        return _usage_of(self.done["usage"])
 
     def whole(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": None if self._speaks else self._text.strip()}
@@ -530,6 +611,16 @@ class Chat:
             ogg = OggOpus()
             return ogg.begin() + ogg.push(np.frombuffer(data, "<i2").astype(np.int16)) + ogg.finish()
         return self._piece(data)
+
+
+def _usage_of(usage: dict[str, Any]) -> dict[str, Any]:
+    """The protocol's figures as chat names them."""
+    return {
+        "prompt_tokens": usage["input_tokens"],
+        "completion_tokens": usage["output_tokens"],
+        "total_tokens": usage["total_tokens"],
+        "prompt_tokens_details": {"cached_tokens": usage["input_token_details"]["cached_tokens"]},
+    }
 
 
 def _is_system(message: Any) -> bool:
@@ -558,7 +649,8 @@ def _steps_of(message: dict[str, Any], param: str) -> list[Any]:
         item = {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": _text_of(message)}
         return [_create(item)]
     if role == "assistant":
-        calls = message.get("tool_calls") or []
+        given = message.get("tool_calls")
+        calls = given if isinstance(given, list) else []
         steps = [_create(_call_item(call)) for call in calls if isinstance(call, dict)]
         text = _text_of(message)
         if not text:
@@ -580,7 +672,8 @@ def _user_item(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _call_item(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or {}
+    function = call.get("function")
+    function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments", "{}")
     return {"type": "function_call", "call_id": call.get("id"), "name": function.get("name"), "arguments": arguments}
 
@@ -609,10 +702,12 @@ def _part_step(part: Any, param: str) -> Any:
 
 
 def _listen(part: dict[str, Any], param: str) -> Any:
-    given = part.get("input_audio") or part.get("audio_url") or {}
+    given = part.get("input_audio") or part.get("audio_url")
+    if not isinstance(given, dict):
+        raise invalid(f"{param}.input_audio", given, "an object")
     data = given.get("data") or str(given.get("url", "")).partition(";base64,")[2]
     try:
-        recording = base64.b64decode(data, validate=True)
+        recording = base64.b64decode(c.text(longest=BODY_BYTES_MAX)(data, f"{param}.input_audio.data"), validate=True)
     except ValueError as error:
         raise Fault("invalid_value", f"The sound is not base64: {error}.", param=param) from error
     if not recording:

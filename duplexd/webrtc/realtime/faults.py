@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
+
+SHOWN_MAX = 80  #: characters of a value that is told back
+_repr = reprlib.Repr()  #: bounded: what a stranger sent may be long and deep
+_repr.maxlevel, _repr.maxstring, _repr.maxother = 4, SHOWN_MAX, SHOWN_MAX
+
 
 class Fault(Exception):
     """`code` and `param` as the protocol has them; the message is a sentence a person can act on."""
@@ -21,6 +27,11 @@ def unknown(param: str, allowed: object) -> Fault:
     return Fault("unknown_parameter", f"Unknown parameter: '{param}'. Allowed here: {allowed}.", param=param)
 
 
+def shown(value: object) -> str:
+    """A value that a stranger sent, for a sentence."""
+    text = _repr.repr(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 3]}..."
+
+
 def invalid(param: str, got: object, allowed: str) -> Fault:
-    shown = repr(got) if len(repr(got)) <= 80 else f"{repr(got)[:77]}..."
-    return Fault("invalid_value", f"Invalid value for '{param}': {shown}. Allowed: {allowed}.", param=param)
+    return Fault("invalid_value", f"Invalid value for '{param}': {shown(got)}. Allowed: {allowed}.", param=param)

@@ -13,11 +13,12 @@ import binascii
 import json
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from duplexd.messages import PastTurn
+from duplexd.units import Nanos
 from duplexd.webrtc.realtime import check as c
 from duplexd.webrtc.realtime.faults import Fault, invalid, missing
 
@@ -43,7 +44,7 @@ class Item(msgspec.Struct):
     output: str = ""
     response: int = 0  #: the engine's id of the reply it belongs to
     duration_ms: float = 0.0  #: of its sound
-    audio_bytes: int = 0
+    at: Nanos = Nanos(0)  #: when it was added, or ended
     told: str = ""  #: what the thinker is told, where that differs from the parts
 
     def wire(self) -> dict[str, Any]:
@@ -153,9 +154,9 @@ def _message(value: dict[str, Any], param: str, new_id: str, takes: frozenset[st
 def _part(value: Any, param: str, *, role: str, takes: frozenset[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(param, value, "an object")
-    kind = {"text": "output_text" if role == "assistant" else "input_text"}.get(
-        value.get("type", ""), value.get("type")
-    )
+    kind = value.get("type")
+    if kind == "text":
+        kind = "output_text" if role == "assistant" else "input_text"
     if kind not in _CONTENT_TYPES[role]:
         raise invalid(f"{param}.type", kind, ", ".join(_CONTENT_TYPES[role]))
     if kind in ("input_text", "output_text"):
@@ -163,7 +164,7 @@ def _part(value: Any, param: str, *, role: str, takes: frozenset[str]) -> dict[s
             raise missing(f"{param}.text")
         return {"type": kind, "text": c.text(longest=TEXT_MAX)(value["text"], f"{param}.text")}
     if kind == "input_image":
-        return _image(value, param, takes)
+        _refuse_image(value, param, takes)
     transcript = value.get("transcript")
     if not isinstance(transcript, str) or not transcript.strip():
         said = (
@@ -174,15 +175,15 @@ def _part(value: Any, param: str, *, role: str, takes: frozenset[str]) -> dict[s
     return {"type": kind, "transcript": c.text(longest=TEXT_MAX)(transcript, f"{param}.transcript")}
 
 
-def _image(value: dict[str, Any], param: str, takes: frozenset[str]) -> dict[str, Any]:
+def _refuse_image(value: dict[str, Any], param: str, takes: frozenset[str]) -> NoReturn:
+    """Say what is wrong with the picture; if nothing is, that nobody here looks at it."""
     url = value.get("image_url")
     if not isinstance(url, str):
         raise missing(f"{param}.image_url")
     check_image(url, f"{param}.image_url")
-    if "image" not in takes:
-        said = f"This model does not read images; it takes {', '.join(sorted(takes))}."
-        raise Fault("unsupported_content_type", said, param=param)
-    return {"type": "input_image", "image_url": url, "detail": value.get("detail") or "auto"}
+    # No thinker is told a picture (`Item.text`): one that was taken would be forgotten without a word.
+    said = f"This model does not read images; it takes {', '.join(sorted(takes - {'image'}))}."
+    raise Fault("unsupported_content_type", said, param=param)
 
 
 def check_image(url: str, param: str) -> tuple[int, int]:
@@ -253,15 +254,16 @@ class Conversation:
     def add(self, item: Item, *, after: str | None = None) -> tuple[str | None, Item | None]:
         """Put it behind `after` (None: at the end, "root": first). Returns (id before it, the item that left for it).
 
-        Raises Fault for an id that is there already, or an `after` that is not.
+        At the bound the oldest of those that were there leaves, never the new one. Raises Fault for an id that is
+        there already, or an `after` that is not.
         """
         if self.find(item.item_id) is not None:
             raise Fault("item_already_exists", f"There is an item '{item.item_id}' already.", param="item.id")
         at = self._place(after)
+        left = self._items.pop(0) if len(self._items) >= self._items_max else None
+        at -= 1 if left is not None and at else 0
         self._items.insert(at, item)
-        before = self._items[at - 1].item_id if at else None
-        left = self._items.pop(0) if len(self._items) > self._items_max else None
-        return before, left
+        return self._items[at - 1].item_id if at else None, left
 
     def _place(self, after: str | None) -> int:
         if after is None:
@@ -275,6 +277,10 @@ class Conversation:
 
     def remove(self, item: Item) -> None:
         self._items.remove(item)
+
+    def older_than(self, at: Nanos) -> list[Item]:
+        """Those that were over by then."""
+        return [item for item in self._items if item.at <= at and item.status != "in_progress"]
 
     @property
     def last_id(self) -> str | None:

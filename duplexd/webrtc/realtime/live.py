@@ -13,6 +13,7 @@ POST /v1/live/sessions/ID/accept|reject|refer|fork   501
 4. A sideband is trusted: the limits of a data channel do not hold for it. It is told the sound of both sides, 24 kHz,
    as it came before any muting and as it left; it cannot bring any.
 5. A muted person is silence to the engine, and time goes on.
+6. What is to be communicated waits until nobody speaks, and is said once then, however much there is of it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ from duplexd.webrtc.frontend import Frontend, Refused
 from duplexd.webrtc.peer import MessageFault
 from duplexd.webrtc.realtime import check as c
 from duplexd.webrtc.realtime.faults import Fault, invalid
-from duplexd.webrtc.realtime.formats import ALAW, PCM, ULAW, WireIn, WireOut, base64_of
+from duplexd.webrtc.realtime.formats import ALAW, PCM, RATES, ULAW, WireIn, WireOut, base64_of
+from duplexd.webrtc.realtime.items import TEXT_MAX
 from duplexd.webrtc.realtime.pause import Pause
 from duplexd.webrtc.realtime.requests import Refusal, json_body, upgrade
+from duplexd.webrtc.realtime.secrets import Key
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
-from duplexd.webrtc.realtime.settings import Settings
+from duplexd.webrtc.realtime.settings import Settings, locked_field
 from duplexd.webrtc.realtime.visit import CHANNEL, ChannelSink, RealtimeVisit, SocketSink, turn_away
 
 if TYPE_CHECKING:
@@ -67,6 +70,20 @@ _SELECTORS = c.nullable(
 )
 _CLIENT = c.fields({"data_channel": c.fields({"allowed_client_events": _NAMES, "allowed_server_events": _SELECTORS})})
 _UPDATE = c.fields({"delegation": _DELEGATION, "triggers": _TRIGGERS})
+_ROLES = {"developer": "system", "user": "user", "assistant": "assistant"}  #: of Live, as items have them
+_PART = c.fields(
+    {"type": c.one_of("input_text", "output_text", "text"), "text": c.text(longest=TEXT_MAX)}, required=("text",)
+)
+_SAID = c.fields(
+    {
+        "type": c.one_of("message"),
+        "id": c.plain,
+        "status": c.plain,
+        "role": c.one_of(*_ROLES),
+        "content": c.either(c.many(_PART, most=64), c.text(longest=TEXT_MAX)),
+    },
+    required=("role", "content"),
+)
 _FIELDS: dict[str, c.Check] = {
     "model": c.text(longest=128),
     "instructions": c.nullable(c.text(longest=32_768)),
@@ -74,31 +91,26 @@ _FIELDS: dict[str, c.Check] = {
         c.fields(
             {
                 "format": c.nullable(
-                    c.fields({"type": c.one_of(PCM, ULAW, ALAW), "rate": c.one_of(8000, 16_000, 24_000)})
+                    c.fields(
+                        {"type": c.one_of(PCM, ULAW, ALAW), "rate": c.one_of(8000, 16_000, 24_000)}, required=("type",)
+                    )
                 ),
-                "output": c.nullable(c.fields({"voice": c.anything})),
+                "output": c.nullable(c.fields({"voice": c.plain})),
             }
         )
     ),
-    "input": c.nullable(c.many(c.anything, most=128)),
+    "input": c.nullable(c.many(_SAID, most=128)),
     "client": c.nullable(_CLIENT),
     "delegation": _DELEGATION,
     "safety_identifier": c.nullable(c.text(longest=512)),
     "store": c.nullable(c.one_of(False)),
     "triggers": _TRIGGERS,
+    "idle_timeout_s": c.nullable(c.whole(1, 3600)),
+    "wake_policy": c.nullable(
+        c.fields({"type": c.one_of("speech"), "vad_threshold": c.number(0, 1)}, required=("type",))
+    ),
 }
 _START = c.fields(_FIELDS, required=("model",))
-#: A session whose sound comes by a track may also rest.
-_START_BY_TRACK = c.fields(
-    _FIELDS
-    | {
-        "idle_timeout_s": c.nullable(c.whole(1, 3600)),
-        "wake_policy": c.nullable(
-            c.fields({"type": c.one_of("speech"), "vad_threshold": c.number(0, 1)}, required=("type",))
-        ),
-    },
-    required=("model",),
-)
 
 
 class Spoken(msgspec.Struct, frozen=True):
@@ -122,13 +134,16 @@ class LiveVisit(RealtimeVisit):
         *,
         start: dict[str, Any],
         rate: int,
+        kind: str = PCM,
+        locked: frozenset[str] = frozenset(),
     ) -> None:
         self.by_socket = rate > 0
         super().__init__(owner, session, line, core, fed=self.by_socket)
         self.live_id = f"live_{secrets.token_urlsafe(12)}"
         self.muted = False
         self._start = start
-        kind = ((start.get("audio") or {}).get("format") or {}).get("type", PCM)
+        self._locked = locked
+        self._owes = False  #: something is to be communicated as soon as nobody speaks
         self._wire_out = WireOut(kind, rate=line.playout.rate, wire_rate=rate) if self.by_socket else None
         self._opened = clock.now()
         self._next = 0
@@ -220,6 +235,7 @@ class LiveVisit(RealtimeVisit):
         if self.by_socket:
             self._play(now)
         self._tell_words()
+        self._communicate()
         if self.pause is not None:
             busy = self._speaks or self.shown_state != TurnState.LISTENING.value or not self.line.playout.quiet
             if self.pause.tick(now, busy=busy):
@@ -315,14 +331,13 @@ class LiveVisit(RealtimeVisit):
                 return
         super().on_message(label, data)
 
-    def on_text(self, text: str | bytes, *, by_side: bool = False) -> None:
+    def on_text(self, text: str | bytes, *, by_side: bool = False) -> bool:
         try:
             event = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             event = None
         if not isinstance(event, dict):
-            super().on_text(text)  # The core says what is wrong with it.
-            return
+            return super().on_text(text)  # The core says what is wrong with it.
         try:
             if event.get("type") == "session.input_audio.append" and (by_side or not self.by_socket):
                 said = "Sound is appended on the session's own WebSocket; a call brings it by its track."
@@ -330,6 +345,8 @@ class LiveVisit(RealtimeVisit):
             self._hear(event)
         except Fault as fault:
             self._tell_fault(fault, _id_of(event.get("event_id")))
+            return False
+        return True
 
     def _tell_fault(self, fault: Fault, given: str | None) -> None:
         error = {"type": fault.kind, "code": fault.code, "message": str(fault), "param": fault.param}
@@ -342,7 +359,7 @@ class LiveVisit(RealtimeVisit):
             case "session.input_audio.append":
                 self._append_sound(event.get("audio"), given)
             case "session.input_audio.mute" | "session.input_audio.unmute":
-                self.muted = kind.endswith(".mute")
+                self.muted = kind == "session.input_audio.mute"
                 if self.muted:
                     self._core("input_audio_buffer.clear", None)
                 self.say(f"{kind}d", client_event_id=given)
@@ -354,7 +371,7 @@ class LiveVisit(RealtimeVisit):
                 _UPDATE(event.get("session"), "session")
                 self.say("session.updated", session=self.shown(), client_event_id=given)
             case _:
-                raise invalid("type", str(kind)[:80], "session.input_audio.append, .mute, .unmute, session.close, ...")
+                raise invalid("type", kind, "session.input_audio.append, .mute, .unmute, session.close, ...")
 
     def _append_sound(self, audio: Any, given: str | None) -> None:
         if self.sides and isinstance(audio, str):
@@ -366,17 +383,29 @@ class LiveVisit(RealtimeVisit):
 
     def _append(self, kind: str, event: dict[str, Any], given: str | None) -> None:
         """Context that comes in the middle; what is to be communicated is, when nobody speaks."""
+        if kind == "session.instructions.append" and "instructions" in self._locked:
+            raise locked_field("instructions", param="type")
         content = c.text(longest=16_384, shortest=1)(event.get("content"), "content")
         part = {"type": "input_text", "text": content}
-        self._core("conversation.item.create", None, item={"type": "message", "role": "system", "content": [part]})
+        item = {"type": "message", "role": "system", "content": [part]}
+        if not self._core("conversation.item.create", None, item=item):
+            return  # The core has said why.
+        self.say(f"{kind}ed", start_ms=self.now_ms, end_ms=self.now_ms, client_event_id=given)
         if kind == "session.commentary.append":
             self._wake()
-            self._core("response.create", None)
-        self.say(f"{kind}ed", start_ms=self.now_ms, end_ms=self.now_ms, client_event_id=given)
+            self._owes = True
+            self._communicate()
 
-    def _core(self, kind: str, event_id: str | None, **fields: Any) -> None:
+    def _communicate(self) -> None:
+        """Module rule 6."""
+        if self._owes and not self._speaks and self.bridge.session.is_idle:
+            self._owes = False
+            self._core("response.create", None)
+
+    def _core(self, kind: str, event_id: str | None, **fields: Any) -> bool:
+        """An event for the core; whether it was taken."""
         event = {"type": kind, **fields, **({"event_id": event_id} if event_id else {})}
-        super().on_text(_encoder.encode(event))
+        return super().on_text(_encoder.encode(event))
 
     def farewell(self, reason: str) -> None:
         kind = "close_requested" if "client" in reason else "connection_lost"
@@ -405,56 +434,48 @@ class LiveRoutes:
             web.post("/v1/live/sessions/{session}/{act:accept|reject|refer|fork}", self.not_here),
         ]
 
-    def _enter(self, request: web.Request) -> None:
+    def _enter(self, request: web.Request) -> Key:
         self._realtime.door.check(request)
-        self._realtime.door.settings(request, model="")
+        return self._realtime.door.settings(request, model=self._realtime.served(request))
 
     async def socket(self, request: web.Request) -> web.StreamResponse:
-        self._enter(request)
+        key = self._enter(request)
         socket = await upgrade(request)
         sink = SocketSink(socket)
+        visit: LiveVisit | None = None
         try:
             first = await asyncio.wait_for(socket.receive(), FIRST_WITHIN_S)
-            start = _started(first)
-            visit = await self._admit(start, by_socket=True)
+            visit = await self._admit(_started(first), key, by_socket=True)
+            visit.sinks.append(sink)
+            self._open(visit)
+            await self._listen(socket, visit)
         except TimeoutError:
             await sink.close(1008, f"session.start must come within {FIRST_WITHIN_S:g} s")
-            return socket
         except Fault as fault:
             error = {"type": fault.kind, "code": fault.code, "message": str(fault), "param": fault.param}
             sink.tell(_encoder.encode({"type": "error", "event_id": "event_1", "error": error}).decode())
             await sink.close(1008, fault.code)
-            return socket
         except Refused as refused:
             await turn_away(socket, refused)
-            return socket
-        visit.sinks.append(sink)
-        self._open(visit)
-        await self._listen(socket, visit)
-        self._leave(visit)
-        await visit.hang_up("the client closed its connection")
+        finally:
+            # Whatever has happened, a bug of ours included: the session ends and nobody waits for its socket.
+            if visit is not None:
+                self._leave(visit)
+                await visit.hang_up("the client closed its connection")
+            await sink.close(1011, "an internal error ended the session")
         return socket
 
-    async def _admit(self, start: dict[str, Any], *, by_socket: bool) -> LiveVisit:
-        form = (start.get("audio") or {}).get("format") or {"type": PCM, "rate": 24_000}
-        rate = form.get("rate", 24_000) if form["type"] == PCM else 8000
-        wanted = {
-            "type": "realtime",
-            "instructions": start.get("instructions") or "",
-            "audio": {
-                "input": {
-                    "format": {"type": form["type"]},
-                    "turn_detection": {"type": "semantic_vad"},
-                    "transcription": {},
-                }
-            },
-        }
-        settings = Settings.default(model=start["model"]).change(wanted)
+    async def _admit(self, start: dict[str, Any], key: Key, *, by_socket: bool) -> LiveVisit:
+        settings = _settings_of(start, key)
+        kind = settings.input_format
+        form = (start.get("audio") or {}).get("format") or {}
+        rate = form.get("rate", RATES[PCM]) if kind == PCM else RATES[kind]
 
         def make(number: SessionId, line: Line) -> LiveVisit:
-            core = self._realtime.protocol(number, settings, frozenset(), Transport.WEBRTC, input_rate=rate)
+            core = self._realtime.protocol(number, settings, key.locked, Transport.WEBRTC, input_rate=rate)
             frontend = self._realtime.frontend
-            return LiveVisit(frontend, number, line, core, start=start, rate=rate if by_socket else 0)
+            wire_rate = rate if by_socket else 0
+            return LiveVisit(frontend, number, line, core, start=start, kind=kind, rate=wire_rate, locked=key.locked)
 
         return await self._realtime.frontend.admit(make)
 
@@ -486,14 +507,19 @@ class LiveRoutes:
         self._sessions.pop(visit.live_id, None)
         self._realtime.frontend.leave(visit, "the client closed its connection")
 
-    async def call(self, request: web.Request) -> web.Response:
-        self._enter(request)
+    async def call(self, request: web.Request) -> web.StreamResponse:
+        key = self._enter(request)
         body = await json_body(request)
+        return await self._realtime.answers.once(
+            request, lambda: self._call(key, body), content=[_encoder.encode(body)], now=clock.now()
+        )
+
+    async def _call(self, key: Key, body: Any) -> web.Response:
         transport = body.get("transport") if isinstance(body, dict) else None
         if not isinstance(transport, dict) or not isinstance(transport.get("sdp"), str):
             raise Refusal(400, "missing_required_parameter", "The body needs transport.sdp.", param="transport.sdp")
-        start = _START_BY_TRACK(body.get("session"), "session")
-        visit = await self._admit(start, by_socket=False)
+        start = _START(body.get("session"), "session")
+        visit = await self._admit(start, key, by_socket=False)
         try:
             peer = await self._realtime.connect(visit, transport["sdp"], visit.live_id)
         except BaseException:
@@ -512,9 +538,11 @@ class LiveRoutes:
         if not visit.join(sink):
             await sink.close(1013, "too many connections watch this session already")
             return socket
-        await self._listen(socket, visit, by_side=True)
-        visit.part(sink)
-        await sink.close(1000, "")
+        try:
+            await self._listen(socket, visit, by_side=True)
+        finally:
+            visit.part(sink)
+            await sink.close(1000, "")
         return socket
 
     async def hang_up(self, request: web.Request) -> web.Response:
@@ -576,16 +604,27 @@ def _started(message: Any) -> dict[str, Any]:
     return start
 
 
-def _item_of(item: Any) -> dict[str, Any]:
-    """A message as Live tells it, as an item."""
-    if not isinstance(item, dict) or item.get("role") not in ("developer", "user", "assistant"):
-        raise invalid("session.input", item, "messages of developer, user, assistant")
-    role = "system" if item["role"] == "developer" else item["role"]
+def _settings_of(start: dict[str, Any], key: Key) -> Settings:
+    """The session that its start asks for, within what its key allows. Raises Fault."""
+    asked: dict[str, Any] = {}
+    if start.get("instructions"):
+        asked["instructions"] = start["instructions"]
+    if start.get("audio"):
+        form = start["audio"].get("format")
+        asked["audio"] = {"input": {"format": {"type": form["type"]}}} if form else {}
+    settings = key.settings.change({"type": "realtime", **asked}, locked=key.locked)
+    # How turns are judged is not the client's here, whatever its key was made for.
+    own = {"turn_detection": {"type": "semantic_vad"}, "transcription": {}}
+    return settings.change({"audio": {"input": own}})
+
+
+def _item_of(item: dict[str, Any]) -> dict[str, Any]:
+    """A message as Live tells it (`_SAID`), as an item."""
+    role = _ROLES[item["role"]]
     kind = "output_text" if role == "assistant" else "input_text"
-    parts = [
-        {"type": kind, "text": str(part.get("text", ""))} for part in item.get("content", ()) if isinstance(part, dict)
-    ]
-    return {"type": "message", "role": role, "content": parts}
+    content = item["content"]
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text} for text in texts]}
 
 
 def _pieces(news: ReplyWords) -> list[str]:

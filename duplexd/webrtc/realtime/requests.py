@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import BodyPartReader, MultipartReader, web
 
 from duplexd.webrtc.frontend import RETRY_AFTER_S
 from duplexd.webrtc.realtime.limits import EVENT_BYTES_MAX
 
 FRAME_BYTES_MAX = EVENT_BYTES_MAX + 1024 * 1024  #: a frame beyond it closes the socket with 1009
 PING_EVERY_S = 20.0
+BODY_BYTES_MAX = 26_000_000  #: a recording to transcribe; offers and settings have bounds of their own
+FORM_PARTS_MAX = 16
+#: Set on a request whose answer has begun (a stream, a WebSocket): no refusal can follow it.
+ANSWERING = web.RequestKey("answering", bool)
 KEY_PROTOCOL = "openai-insecure-api-key."
 
 
@@ -42,9 +46,50 @@ def bearer(request: web.Request) -> str:
     return found.removeprefix(KEY_PROTOCOL)
 
 
-async def json_body(request: web.Request) -> Any:
+async def read_body(request: web.Request, *, bytes_max: int) -> bytes:
+    """The body. Raises Refusal (413) as soon as it is known to be larger; no more of it is kept then."""
+    if (request.content_length or 0) > bytes_max:
+        raise too_large("The body", bytes_max)
+    data = bytearray()
+    async for chunk in request.content.iter_chunked(65_536):
+        data += chunk
+        if len(data) > bytes_max:
+            raise too_large("The body", bytes_max)
+    return bytes(data)
+
+
+async def read_form(request: web.Request, *, bytes_max: int) -> dict[str, bytes]:
+    """The parts of a form by their names, `bytes_max` in all. Raises Refusal: 413, or 400 for what is no such form."""
+    try:
+        return await _parts_of(await request.multipart(), bytes_max)
+    except (ValueError, RuntimeError) as error:  # Of aiohttp's reader, for boundaries and headers that are none.
+        raise Refusal(400, "invalid_form", f"The form cannot be read: {error}.") from error
+
+
+async def _parts_of(reader: MultipartReader, bytes_max: int) -> dict[str, bytes]:
+    parts: dict[str, bytes] = {}
+    left, count = bytes_max, 0
+    while (part := await reader.next()) is not None:
+        count += 1
+        if not isinstance(part, BodyPartReader) or not part.name or count > FORM_PARTS_MAX:
+            raise Refusal(400, "invalid_form", f"The form has parts without names, or more than {FORM_PARTS_MAX}.")
+        data = bytearray()
+        while chunk := await part.read_chunk(65_536):
+            left -= len(chunk)
+            if left < 0:
+                raise too_large("The form", bytes_max, param=part.name)
+            data += chunk
+        parts[part.name] = bytes(data)
+    return parts
+
+
+def too_large(what: str, bytes_max: int, *, param: str = "") -> Refusal:
+    return Refusal(413, "file_too_large", f"{what} has more than {bytes_max} bytes.", param=param)
+
+
+async def json_body(request: web.Request, *, bytes_max: int = BODY_BYTES_MAX) -> Any:
     """The body as JSON; None when it is empty. Raises Refusal."""
-    data = await request.read()
+    data = await read_body(request, bytes_max=bytes_max)
     if not data.strip():
         return None
     try:
@@ -63,5 +108,6 @@ async def upgrade(request: web.Request) -> web.WebSocketResponse:
     )
     if not socket.can_prepare(request):
         raise Refusal(426, "upgrade_required", "This is a WebSocket; connect with one.")
+    request[ANSWERING] = True
     await socket.prepare(request)
     return socket

@@ -39,6 +39,23 @@ class Usage(msgspec.Struct):
         }
 
 
+class FinalObject(msgspec.Struct, frozen=True):
+    """One output of a response that is done, as a whole: what can be checked against what was received."""
+
+    response_id: str
+    item_id: str
+    modality: str  #: "audio" or "text"
+    format: dict[str, Any]
+    state: str  #: of the response: what is not "completed" is a part
+    bytes: int | None  #: None where a part was sent and nobody knows which: a track that was cut
+    sha256: str | None
+    duration_ms: float | None = None  #: of sound
+
+    def wire(self) -> dict[str, Any]:
+        fields: dict[str, Any] = msgspec.structs.asdict(self)
+        return fields
+
+
 class Response:
     """`number` is the engine's id of the reply; 0 until it has accepted it."""
 
@@ -82,7 +99,8 @@ class Response:
         self.cut_by_client = False
         self.cut_at: Ticks | None = None  #: where an interruption ended its sound, since its start
         self.truncate_at: Ticks | None = None  #: where the client says it was heard until; waits for the reply's end
-        self.checksum = hashlib.sha256()
+        self.checksum = hashlib.sha256()  #: of its sound
+        self.sound_bytes = 0
 
     @property
     def done(self) -> bool:
@@ -91,6 +109,34 @@ class Response:
     @property
     def sent_ms(self) -> float:
         return self.sent / 48
+
+    def add_sound(self, data: bytes) -> None:
+        self.checksum.update(data)
+        self.sound_bytes += len(data)
+
+    def finals(self, *, sound: dict[str, Any], by_track: bool) -> list[FinalObject]:
+        """Its outputs as wholes. `sound`: their format; by_track: all that was made counts, if none of it was cut."""
+        if self.item is None:
+            return []
+        names = (self.response_id, self.item.item_id)
+        text = self.text.encode()
+        written = FinalObject(
+            *names, "text", {"type": "text/plain"}, self.status, len(text), hashlib.sha256(text).hexdigest()
+        )
+        if not self.spoken:
+            return [written]
+        known = self.status == "completed" or not by_track
+        length = self.sent if self.cut_at is None else min(self.cut_at, self.sent)
+        spoken = FinalObject(
+            *names,
+            "audio",
+            sound,
+            self.status,
+            self.sound_bytes if known else None,
+            self.checksum.hexdigest() if known else None,
+            round(length / 48, 1),
+        )
+        return [spoken, written]
 
     def wire(self) -> dict[str, Any]:
         return {

@@ -24,6 +24,7 @@ from duplexd.webrtc.realtime.duplex import (
     token_matches,
 )
 from duplexd.webrtc.realtime.faults import Fault
+from duplexd.webrtc.realtime.secrets import Key
 from duplexd.webrtc.realtime.session import Transport
 from duplexd.webrtc.realtime.visit import RealtimeVisit, SocketSink, turn_away
 
@@ -43,6 +44,7 @@ class DuplexSession:
         self.token = secrets.token_urlsafe(24)
         self.replay = Replay()
         self.inbound = Inbound(config)
+        self._ignored = config.ignored
         self.sink: SocketSink | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self._outbound = Outbound(session_id=self.session_id)
@@ -50,7 +52,8 @@ class DuplexSession:
 
     def about(self) -> dict[str, Any]:
         own = {"id": self.session_id, "session_id": self.session_id, "resume_token": self.token}
-        return {**self.visit.bridge.session.shown(), **own}
+        shown = self.visit.bridge.session.shown()
+        return {**shown, **own, "duplexd": {**shown["duplexd"], "ignored": self._ignored}}
 
     def _render(self, event: dict[str, Any]) -> list[str]:
         if event["type"] in ("session.created", "session.updated"):
@@ -82,50 +85,55 @@ class DuplexSessions:
         self._realtime = realtime
         self._sessions: dict[str, DuplexSession] = {}
 
-    async def serve(self, socket: web.WebSocketResponse, *, model: str) -> None:
+    async def serve(self, socket: web.WebSocketResponse, *, key: Key) -> None:
         """One connection, from its first event to its end."""
         sink = SocketSink(socket)
         try:
             first = await asyncio.wait_for(_first(socket), FIRST_WITHIN_S)
-            session = await self._begin(first, socket, sink, model=model)
+            session = self._resume(first, sink) if first.get("type") == "session.resume" else None
+            if session is None:
+                session = await self._begin(first, sink, key)
+            await self._converse(socket, session, sink)
         except TimeoutError:
             await sink.close(1008, f"the first event must come within {FIRST_WITHIN_S:g} s")
-            return
         except Fault as fault:
             error = {"type": fault.kind, "code": fault.code, "message": str(fault), "param": fault.param}
             sink.tell(_encoder.encode({"type": "error", "error": error}).decode())
             await sink.close(1008, fault.code)
-            return
         except Refused as refused:
             await turn_away(socket, refused)
-            await sink.close(1013, str(refused))
-            return
-        if session is None:
-            return
-        closed = await self._listen(socket, session)
-        if closed or session.visit.bridge.session.closed:
-            await self._end(session, "the client closed its session")
-        elif session.sink is sink:
-            self._keep(session)
+        finally:
+            await sink.close(1011, "the connection has ended")
 
-    async def _begin(
-        self, first: dict[str, Any], socket: web.WebSocketResponse, sink: SocketSink, *, model: str
-    ) -> DuplexSession | None:
-        if first.get("type") == "session.resume":
-            return self._resume(first, sink)
+    async def _converse(self, socket: web.WebSocketResponse, session: DuplexSession, sink: SocketSink) -> None:
+        """Everything the client says. A session that fails of itself ends; one whose connection broke is kept."""
+        closed = True
+        try:
+            closed = await self._listen(socket, session)
+        finally:
+            if closed or session.visit.bridge.session.closed:
+                await self._end(session, "the client closed its session")
+            elif session.sink is sink:
+                self._keep(session)
+
+    async def _begin(self, first: dict[str, Any], sink: SocketSink, key: Key) -> DuplexSession:
         if first.get("type") != "session.update":
             raise Fault("invalid_value", "The first event is session.update or session.resume.", param="type")
-        settings, config = settings_of(first.get("session"), model=model)
+        settings, config = settings_of(first.get("session"), key)
         visit = await self._realtime.frontend.admit(
             lambda number, line: self._realtime.core(
-                number, line, settings, frozenset(), Transport.WEBSOCKET, input_rate=config.rate_in
+                number, line, settings, key.locked, Transport.WEBSOCKET, input_rate=config.rate_in
             )
         )
         session = DuplexSession(visit, config)
         self._sessions = {k: s for k, s in self._sessions.items() if not s.visit.bridge.session.closed}
         self._sessions[session.session_id] = session
-        session.attach(sink)
-        visit.open()
+        try:
+            session.attach(sink)
+            visit.open()
+        except BaseException:
+            await self._end(session, "it could not be opened")
+            raise
         return session
 
     def _resume(self, first: dict[str, Any], sink: SocketSink) -> DuplexSession:
@@ -154,7 +162,9 @@ class DuplexSessions:
     async def _listen(self, socket: web.WebSocketResponse, session: DuplexSession) -> bool:
         """Whether the client closed the session, not only its connection."""
         async for message in socket:
-            if message.type is WSMsgType.TEXT and self._take(session, message.data):
+            if message.type is WSMsgType.BINARY:
+                session.visit.refuse("invalid_frame", "A binary frame: events are JSON in text frames.")
+            elif message.type is WSMsgType.TEXT and self._take(session, message.data):
                 return True
             if session.visit.bridge.session.closed:
                 return True
@@ -181,10 +191,13 @@ class DuplexSessions:
         try:
             translated = session.inbound.translate(event)
         except Fault as fault:
-            session.visit.refuse(fault.code, str(fault))
+            given = event.get("event_id")
+            event_id = given[:512] if isinstance(given, str) else None
+            session.visit.refuse(fault.code, str(fault), event_id=event_id, param=fault.param)
             return False
         for one in translated:
-            session.visit.on_text(_encoder.encode(one))
+            if not session.visit.on_text(_encoder.encode(one)):
+                break  # What was to follow, an answer, would be one to nothing.
         return False
 
     def _keep(self, session: DuplexSession) -> None:

@@ -35,16 +35,34 @@ from duplexd.webrtc.frontend import Frontend, Refused
 from duplexd.webrtc.peer import Peer
 from duplexd.webrtc.realtime.broadcast import BroadcastRoutes
 from duplexd.webrtc.realtime.faults import Fault
+from duplexd.webrtc.realtime.idempotency import Answers
 from duplexd.webrtc.realtime.limits import Bucket, Limits
 from duplexd.webrtc.realtime.live import LiveRoutes
-from duplexd.webrtc.realtime.requests import Refusal, bearer, json_body, upgrade
+from duplexd.webrtc.realtime.requests import (
+    ANSWERING,
+    Refusal,
+    bearer,
+    json_body,
+    read_body,
+    read_form,
+    upgrade,
+)
 from duplexd.webrtc.realtime.resume import DuplexSessions
-from duplexd.webrtc.realtime.secrets import Doorkeeper
+from duplexd.webrtc.realtime.secrets import Doorkeeper, Key
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import Settings
-from duplexd.webrtc.realtime.visit import CHANNEL, ChannelSink, RealtimeVisit, SocketSink, turn_away
+from duplexd.webrtc.realtime.visit import (
+    CHANNEL,
+    CHANNEL_BYTES_MAX,
+    CHANNEL_GRACE,
+    ChannelSink,
+    RealtimeVisit,
+    SocketSink,
+    turn_away,
+)
 
 ADDRESSES_MAX = 4096  #: addresses whose rate is remembered
+CALL_BYTES_MAX = 1024 * 1024  #: an offer and a session together
 ALLOWED_HEADERS = (
     "authorization, content-type, idempotency-key, openai-beta, openai-organization, openai-project, "
     "x-openai-agents-sdk, "
@@ -90,14 +108,14 @@ class Door:
     def allows(self, origin: str) -> bool:
         return "*" in self.config.cors_origins or origin in self.config.cors_origins
 
-    def settings(self, request: web.Request, *, model: str, key: str | None = None) -> tuple[Settings, frozenset[str]]:
+    def settings(self, request: web.Request, *, model: str) -> Key:
         """The session that the key stands for, and what its holder may not change. Raises Refusal (401)."""
-        given = bearer(request) if key is None else key
+        given = bearer(request)
         secret = self.keeper.secret(given, wall=clock.wall_seconds())
         if secret is not None:
-            return secret.settings, secret.locked
+            return Key(secret.settings, secret.locked)
         self.need_master(given)
-        return Settings.default(model=model), frozenset()
+        return Key(Settings.default(model=model), frozenset())
 
     def need_master(self, given: str) -> None:
         if not self.keeper.is_master(given):
@@ -117,18 +135,28 @@ async def refusals(
         return await handler(request)
     try:
         answer = await handler(request)
-    except Refusal as refusal:
-        answer = refusal.answer()
-    except Refused as refused:
-        answer = Refusal(refused.status, refused.code, str(refused)).answer()
-    except Fault as fault:
-        answer = Refusal(400, fault.code, str(fault), param=fault.param).answer()
-    except InputRefused as refused:
-        answer = Refusal(400, "bad_offer", str(refused), param="sdp").answer()
-    except web.HTTPException as error:
-        answer = Refusal(error.status, "http", error.text or error.reason).answer()
+    except Exception as error:
+        if request.get(ANSWERING):
+            raise  # An answer has begun, and a second one cannot follow: the connection breaks, by aiohttp.
+        answer = _refusal_of(error).answer()
     _allow(request, answer)
     return answer
+
+
+def _refusal_of(error: Exception) -> Refusal:
+    match error:
+        case Refusal():
+            return error
+        case Refused():
+            return Refusal(error.status, error.code, str(error))
+        case Fault():
+            return Refusal(400, error.code, str(error), param=error.param)
+        case InputRefused():
+            return Refusal(400, "bad_offer", str(error), param="sdp")
+        case web.HTTPException():
+            return Refusal(error.status, "http", error.text or error.reason)
+    log.error("a request failed", exc_info=error)
+    return Refusal(500, "internal_error", "An internal error: the daemon's log has it.")
 
 
 def _allow(request: web.Request, answer: web.StreamResponse) -> None:
@@ -147,6 +175,7 @@ class RealtimeRoutes:
         self.frontend = frontend
         self.door = door
         self.calls: dict[str, RealtimeVisit] = {}
+        self.answers = Answers()
         self.duplex = DuplexSessions(self)
 
     def routes(self) -> list[web.AbstractRouteDef]:
@@ -220,7 +249,7 @@ class RealtimeRoutes:
             settings = settings.as_kind("transcription")
         if request.query.get("duplex") == "1":
             socket = await upgrade(request)
-            await self.duplex.serve(socket, model=self.served(request))
+            await self.duplex.serve(socket, key=Key(settings, locked))
             return socket
         call_id = request.query.get("call_id")
         if call_id is not None:
@@ -233,12 +262,14 @@ class RealtimeRoutes:
         except Refused as refused:
             await turn_away(socket, refused)
             return socket
-        sink = SocketSink(socket)
-        visit.sinks.append(sink)
-        visit.open()
-        await self._listen(socket, visit)
-        self.frontend.leave(visit, "the client closed its connection")
-        await visit.hang_up("the client closed its connection")
+        try:
+            visit.sinks.append(SocketSink(socket))
+            visit.open()
+            await self._listen(socket, visit)
+        finally:
+            # Whatever has happened, a bug of ours included: nothing of a session outlives its socket.
+            self.frontend.leave(visit, "the client closed its connection")
+            await visit.hang_up("the client closed its connection")
         return socket
 
     async def _sideband(self, request: web.Request, call_id: str) -> web.StreamResponse:
@@ -250,9 +281,11 @@ class RealtimeRoutes:
         if not visit.join(sink):
             await sink.close(1013, "too many connections watch this call already")
             return socket
-        await self._listen(socket, visit)
-        visit.part(sink)
-        await sink.close(1000, "the call has ended" if visit.finished.is_set() else "")
+        try:
+            await self._listen(socket, visit)
+        finally:
+            visit.part(sink)
+            await sink.close(1000, "the call has ended" if visit.finished.is_set() else "")
         return socket
 
     async def _listen(self, socket: web.WebSocketResponse, visit: RealtimeVisit) -> None:
@@ -265,10 +298,18 @@ class RealtimeRoutes:
             if visit.bridge.session.closed:
                 break
 
-    async def call(self, request: web.Request) -> web.Response:
+    async def call(self, request: web.Request) -> web.StreamResponse:
         self.door.check(request)
-        offer, session, key = await _call_of(request)
-        settings, locked = self.door.settings(request, model=self.served(request), key=key)
+        # Asked for before the offer is read: strangers bring nothing in.
+        key = self.door.settings(request, model=self.served(request))
+        offer, session = await _call_of(request)
+        content = (offer, msgspec.json.encode(session))
+        return await self.answers.once(
+            request, lambda: self._call(key, offer, session), content=content, now=clock.now()
+        )
+
+    async def _call(self, key: Key, offer: str, session: Any) -> web.Response:
+        settings, locked = key
         if session is not None:
             settings = settings.change(session, locked=locked)
         visit = await self.frontend.admit(
@@ -294,7 +335,12 @@ class RealtimeRoutes:
             visit.ending = task
 
         config = msgspec.structs.replace(
-            self.frontend.peer_config(), labels=(CHANNEL,), heartbeat_ns=Nanos(0), one_stream=True
+            self.frontend.peer_config(),
+            labels=(CHANNEL,),
+            heartbeat_ns=Nanos(0),
+            one_stream=True,
+            message_bytes_max=CHANNEL_BYTES_MAX,
+            channel_grace_ns=CHANNEL_GRACE,
         )
         visit.view = self.frontend.view(visit.session, visit.line)
         peer = await Peer.accept(
@@ -306,6 +352,9 @@ class RealtimeRoutes:
             on_closed=closed,
             sight=self.frontend.sight(visit.view),
         )
+        if visit.session not in self.frontend.visits:
+            await peer.close("the session has ended")
+            raise Refused(503, "loading", "the engine restarted meanwhile; try again in a few seconds")
         visit.peer, visit.call_id = peer, call_id
         visit.sinks.append(ChannelSink(lambda: visit.peer))
         visit.open()
@@ -328,10 +377,17 @@ class RealtimeRoutes:
 
     # Secrets and models -----------------------------------------------------------------------------------------------
 
-    async def client_secret(self, request: web.Request) -> web.Response:
+    async def client_secret(self, request: web.Request) -> web.StreamResponse:
         self.door.check(request)
         self.door.need_master(bearer(request))
         body = await json_body(request)
+
+        async def make() -> web.Response:
+            return self._make_secret(request, body)
+
+        return await self.answers.once(request, make, content=[msgspec.json.encode(body)], now=clock.now())
+
+    def _make_secret(self, request: web.Request, body: Any) -> web.Response:
         secret = self.door.keeper.make(body, model=self.served(request), wall=clock.wall_seconds())
         session = {"id": f"sess_{secrets.token_urlsafe(12)}", **secret.settings.values}
         session["expires_at"] = round(secret.expires_at)
@@ -369,25 +425,20 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "duplexd"}
 
 
-async def _call_of(request: web.Request) -> tuple[str, Any, str | None]:
-    """(offer, session, key) of a call: SDP alone, or a form with `sdp` and `session`."""
+async def _call_of(request: web.Request) -> tuple[str, Any]:
+    """(offer, session) of a call: SDP alone, or a form with `sdp` and `session`. Raises Refusal."""
     kind = request.content_type
     if kind == "application/sdp":
-        return _text(await request.read(), "sdp"), None, None
+        return _text(await read_body(request, bytes_max=CALL_BYTES_MAX), "sdp"), None
     if kind == "application/json":
-        body = await json_body(request)
+        body = await json_body(request, bytes_max=CALL_BYTES_MAX)
         if not isinstance(body, dict) or not isinstance(body.get("sdp"), str):
             raise Refusal(400, "missing_required_parameter", "The body needs 'sdp'.", param="sdp")
-        return body["sdp"], body.get("session"), None
+        return body["sdp"], body.get("session")
     if kind != "multipart/form-data":
         said = "Send the offer as application/sdp, or as multipart/form-data with the parts 'sdp' and 'session'."
         raise Refusal(415, "unsupported_media_type", said)
-    parts: dict[str, bytes] = {}
-    reader = await request.multipart()
-    while (part := await reader.next()) is not None:
-        name = getattr(part, "name", None)
-        if name in ("sdp", "session"):
-            parts[name] = bytes(await part.read())  # type: ignore[union-attr]
+    parts = await read_form(request, bytes_max=CALL_BYTES_MAX)
     if "sdp" not in parts:
         raise Refusal(400, "missing_required_parameter", "The form needs a part 'sdp'.", param="sdp")
     session = None
@@ -396,7 +447,7 @@ async def _call_of(request: web.Request) -> tuple[str, Any, str | None]:
             session = msgspec.json.decode(parts["session"])
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
             raise Refusal(400, "invalid_json", f"The part 'session' is not JSON: {error}.", param="session") from error
-    return _text(parts["sdp"], "sdp"), session, None
+    return _text(parts["sdp"], "sdp"), session
 
 
 def _text(data: bytes, param: str) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from duplexd.webrtc.realtime import check as c
-from duplexd.webrtc.realtime.faults import Fault
+from duplexd.webrtc.realtime.faults import Fault, invalid
 from duplexd.webrtc.realtime.settings import LOCKABLE, Settings
 
 LIFE_S_MIN, LIFE_S_MAX, LIFE_S = 10, 7200, 600
@@ -30,6 +30,13 @@ _REQUEST = c.fields(
         "locked_fields": c.many(c.one_of(*LOCKABLE), most=len(LOCKABLE)),
     }
 )
+
+
+class Key(NamedTuple):
+    """What the key of a client stands for."""
+
+    settings: Settings
+    locked: frozenset[str]  #: what its holder may not change, by whatever way it comes
 
 
 class Secret(msgspec.Struct, frozen=True):
@@ -50,7 +57,9 @@ class Doorkeeper:
     def make(self, request: Any, *, model: str, wall: float) -> Secret:
         """A new secret, as the body of `POST /v1/realtime/client_secrets` asks for it. Raises Fault."""
         wanted = _REQUEST(request if request is not None else {}, "")
-        session = dict(wanted.get("session") or {})
+        session = wanted.get("session") or {}
+        if not isinstance(session, dict):
+            raise invalid("session", session, "an object")
         kind = session.get("type", "realtime")
         if kind not in ("realtime", "transcription"):
             raise Fault("invalid_value", "session.type is realtime or transcription.", param="session.type")

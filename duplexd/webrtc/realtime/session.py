@@ -34,6 +34,7 @@ from duplexd.messages import (
     HistorySet,
     InputRefusal,
     LatencyMeasured,
+    PrefetchWanted,
     Progress,
     PublishChunk,
     ReplyUnwanted,
@@ -51,12 +52,12 @@ from duplexd.messages import (
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks, ms_from_ticks, ticks_from_ms
 from duplexd.webrtc.realtime import check as c
 from duplexd.webrtc.realtime.faults import Fault, invalid, missing
-from duplexd.webrtc.realtime.formats import WireIn, WireOut, base64_of
+from duplexd.webrtc.realtime.formats import PCM, WireIn, WireOut, base64_of
 from duplexd.webrtc.realtime.items import Conversation, Item, parse_item, turns_of
 from duplexd.webrtc.realtime.limits import Bucket, Limits
 from duplexd.webrtc.realtime.orders import ClearInput, Cut, EndTurn, Feed, Goodbye, Heard, Listening
 from duplexd.webrtc.realtime.prompt import condition_of
-from duplexd.webrtc.realtime.responses import Response
+from duplexd.webrtc.realtime.responses import FinalObject, Response
 from duplexd.webrtc.realtime.settings import (
     METADATA,
     OUTPUT,
@@ -65,16 +66,18 @@ from duplexd.webrtc.realtime.settings import (
     TOOL_CHOICE,
     TOOLS,
     Settings,
+    locked_field,
     modalities,
 )
 
 COMMIT_MS_MIN = 20.0  #: less sound than this in the buffer is no turn
 TRUNCATE_SLACK = ticks_from_ms(20)  #: a client that counts whole frames may be one ahead
 EVENT_IDS_KEPT = 256
+FORGET_EVERY = Nanos(NANOS_PER_SECOND)
 RESPONSES_KEPT = 64  #: responses whose items may still be truncated
 RESPONSES_WAITING_MAX = 4
 SCRIPT_MAX = 16_384  #: characters a client may have recited
-FAULTS_PER_SECOND = 20.0  #: more errors than this are not told one by one
+FAULTS_PER_SECOND = 20.0  #: more errors than this, and four times as many at once, are told as a number
 EXPIRY_NOTICE = Nanos(60 * NANOS_PER_SECOND)
 
 
@@ -121,6 +124,10 @@ class RealtimeSession:
         self.transport = transport
         self.closed = False
         self.counts: Counter[str] = Counter()
+        self._now = Nanos(0)  #: of what is being handled
+        self._forget_at = Nanos(0)
+        self._finals: OrderedDict[str, tuple[Nanos, list[FinalObject]]] = OrderedDict()  #: by response id
+        self.way_by_reports = False  #: the network's part of an assumed position is measured, by RTCP
         self.conversation = Conversation()
         self._rate = rate
         self._takes = takes
@@ -140,6 +147,7 @@ class RealtimeSession:
         per_minute = self.limits.responses_per_minute
         self._response_bucket = Bucket(per_second=per_minute / 60, burst=per_minute)
         self._fault_bucket = Bucket(per_second=FAULTS_PER_SECOND, burst=4 * FAULTS_PER_SECOND)
+        self._untold = 0  #: errors since the last one that was told
         self._input_rate = input_rate  #: of PCM; 0: the protocol's own
         self._wire_in = WireIn(settings.input_format, rate=input_rate)
         self._wire_out = WireOut(settings.output_format, rate=rate)
@@ -185,10 +193,19 @@ class RealtimeSession:
         self.counts["faults"] += 1
         if not self._fault_bucket.take(now):
             self.counts["faults_untold"] += 1
+            self._untold += 1
             return
+        self._own_up()
         error = {"type": fault.kind, "code": fault.code, "message": str(fault), "param": fault.param or None}
         error["event_id"] = event_id
         self._tell("error", error={name: value for name, value in error.items() if value is not None})
+
+    def _own_up(self) -> None:
+        """What was kept back is at least counted to the client."""
+        if self._untold:
+            said = f"{self._untold} errors were not told: there were more than {FAULTS_PER_SECOND:g} a second."
+            self._tell("error", error={"type": "rate_limit_error", "code": "errors_untold", "message": said})
+            self._untold = 0
 
     def _new_id(self, prefix: str) -> str:
         self._ids[prefix] += 1
@@ -229,7 +246,13 @@ class RealtimeSession:
         self.closed = True
 
     def tick(self, now: Nanos) -> None:
-        """Deadlines: a person who says nothing, a session that has lived long enough."""
+        """Deadlines: a person who says nothing, what is kept no longer, a session that has lived long enough."""
+        self._now = now
+        if self._untold and self._fault_bucket.take(now, FAULTS_PER_SECOND):
+            self._own_up()
+        if now >= self._forget_at:
+            self._forget_at = Nanos(now + FORGET_EVERY)
+            self._forget_old(now)
         detection = self.settings.turn_detection
         idle_ms = detection.get("idle_timeout_ms") if detection else None
         if idle_ms and self._idle_since is not None and now - self._idle_since >= idle_ms * NANOS_PER_MS:
@@ -244,6 +267,24 @@ class RealtimeSession:
         if lived >= life:
             said = f"The session has lived for {self.limits.life_s:g} s, which is as long as sessions live here."
             self.end("session_expired", said, close_code=1001)
+
+    def _forget_old(self, now: Nanos) -> None:
+        """What is over for longer than the session's retention leaves, the thinker's memory included."""
+        if self.settings.retention_s is None or not self.is_idle or self._voice is not None or self._commits:
+            return
+        until = Nanos(now - self.settings.retention_s * NANOS_PER_SECOND)
+        self._finals = OrderedDict((name, kept) for name, kept in self._finals.items() if kept[0] > until)
+        old = self.conversation.older_than(until)
+        for item in old:
+            self.conversation.remove(item)
+            self._tell("conversation.item.deleted", item_id=item.item_id)
+        if old:
+            self._responses = OrderedDict(
+                (name, response)
+                for name, response in self._responses.items()
+                if not response.done or response.item is None or response.item not in old
+            )
+            self._set_history()
 
     def _time_out(self, idle_ms: int, now: Nanos) -> None:
         self._idle_since = None
@@ -266,10 +307,11 @@ class RealtimeSession:
 
     # The client -------------------------------------------------------------------------------------------------------
 
-    def on_text(self, text: str | bytes, now: Nanos) -> None:
-        """One event as it came. Whatever is wrong with it, the session goes on."""
+    def on_text(self, text: str | bytes, now: Nanos) -> bool:
+        """One event as it came; whether it was taken. Whatever is wrong with it, the session goes on."""
+        self._now = now
         if self.closed:
-            return
+            return False
         event_id = None
         try:
             event = _decode(text, self.limits.event_bytes_max)
@@ -278,12 +320,15 @@ class RealtimeSession:
             self.on_event(event, now)
         except Fault as fault:
             self._tell_fault(fault, event_id, now)
+            return False
         except InputRefused as refused:
             self._tell_fault(Fault("invalid_value", str(refused), param="audio"), event_id, now)
+            return False
+        return True
 
-    def refuse(self, code: str, message: str, now: Nanos) -> None:
-        """What came was no event at all."""
-        self._tell_fault(Fault(code, message), None, now)
+    def refuse(self, code: str, message: str, now: Nanos, *, event_id: str | None = None, param: str = "") -> None:
+        """What came was no event of the protocol."""
+        self._tell_fault(Fault(code, message, param=param), event_id, now)
 
     def on_event(self, event: dict[str, Any], now: Nanos) -> None:
         """One client event. Raises Fault; then nothing has changed."""
@@ -296,7 +341,9 @@ class RealtimeSession:
         if kind not in _UNCOUNTED and not self._bucket.take(now):
             said = f"More than {self.limits.events_per_second:g} events a second; this one is not taken."
             raise Fault("rate_limit_exceeded", said, kind="rate_limit_error")
-        if self._is_repeated(kind, event.get("event_id")):
+        event_id = event.get("event_id") if kind in _IDEMPOTENT else None
+        if isinstance(event_id, str) and event_id in self._seen:
+            self.counts["repeated_events"] += 1
             return
         act, checks, required = known
         for name in required:
@@ -304,18 +351,14 @@ class RealtimeSession:
                 raise missing(name)
         values = {name: check(event[name], name) for name, check in checks.items() if event.get(name) is not None}
         act(self, values, now)
+        if isinstance(event_id, str) and event_id:
+            self._remember_event(event_id)
 
-    def _is_repeated(self, kind: str, event_id: object) -> bool:
-        """An event that makes something, sent again under its id, makes nothing again."""
-        if kind not in _IDEMPOTENT or not isinstance(event_id, str) or not event_id:
-            return False
-        if event_id in self._seen:
-            self.counts["repeated_events"] += 1
-            return True
+    def _remember_event(self, event_id: str) -> None:
+        """It made something: sent again under its id it makes nothing again. One that was refused may be retried."""
         self._seen[event_id] = None
         if len(self._seen) > EVENT_IDS_KEPT:
             self._seen.popitem(last=False)
-        return False
 
     def _update_session(self, event: dict[str, Any], now: Nanos) -> None:
         before = self.settings
@@ -496,7 +539,9 @@ class RealtimeSession:
     # Items ------------------------------------------------------------------------------------------------------------
 
     def _add_item(self, item: Item, after: str | None = None, *, is_done: bool = True) -> None:
+        item.at = self._now
         before, left = self.conversation.add(item, after=after)
+        # Told in this order, so that `before` is never the id of one that has left.
         if left is not None:
             self._tell("conversation.item.deleted", item_id=left.item_id)
         self._tell("conversation.item.added", item=item.wire(), previous_item_id=before)
@@ -583,6 +628,16 @@ class RealtimeSession:
 
     # Responses --------------------------------------------------------------------------------------------------------
 
+    def usage_of(self, response_id: str) -> dict[str, Any] | None:
+        """What a response has taken so far; None of one that is not known."""
+        response = self._responses.get(response_id)
+        return None if response is None else response.usage.wire()
+
+    @property
+    def is_idle(self) -> bool:
+        """No response is being made, none waits, and of none there is sound that has not been played."""
+        return not (self._live or self._asked or self._waiting)
+
     @property
     def _active(self) -> Response | None:
         """The response of the conversation that is being made."""
@@ -592,6 +647,9 @@ class RealtimeSession:
         if self.settings.is_transcription:
             raise Fault("invalid_request", "A transcription session makes no responses.", param="type")
         wanted = event.get("response", {})
+        locked = next((name for name in wanted if name in self._locked), None)
+        if locked is not None:
+            raise locked_field(locked, param=f"response.{locked}")
         out_of_band = wanted.get("conversation") == "none"
         active = self._active
         if active is not None and not out_of_band:
@@ -756,14 +814,16 @@ class RealtimeSession:
         return next(reversed(self._live.values()), None)
 
     def _prefetch(self, event: dict[str, Any], now: Nanos) -> None:
-        """Warm what the next reply will read; whatever is there already costs nothing."""
+        """Have all that the next reply will read in the arena, and read; what is there already costs nothing."""
         self._set_history()
+        self._orders.append(PrefetchWanted(self.session))
         self._tell_extra("duplexd.prefetching")
 
     # The engine -------------------------------------------------------------------------------------------------------
 
     def on_news(self, news: Any, now: Nanos) -> None:
         """News of the engine. Chunks come by `on_chunk`, once they are accepted for playing."""
+        self._now = now
         if self.closed:
             return
         match news:
@@ -859,6 +919,7 @@ class RealtimeSession:
         if response is None or response.done:
             return
         item = self._say(response)
+        response.usage.written = max(response.usage.written, news.tokens)
         response.text += news.text
         item.parts[0]["transcript" if response.spoken else "text"] = response.text
         kind = "response.output_audio_transcript.delta" if response.spoken else "response.output_text.delta"
@@ -916,7 +977,7 @@ class RealtimeSession:
         self._end_item(response, item, index, "completed")
 
     def _end_item(self, response: Response, item: Item, index: int, status: str) -> None:
-        item.status = status
+        item.status, item.at = status, self._now
         self._tell("response.output_item.done", response_id=response.response_id, output_index=index, item=item.wire())
         if self.conversation.find(item.item_id) is item:  # Its client may have deleted it meanwhile.
             self._tell("conversation.item.done", item=item.wire(), previous_item_id=self._before(item))
@@ -929,7 +990,7 @@ class RealtimeSession:
             before = one.item_id
         return before
 
-    def on_chunk(self, news: PublishChunk) -> None:
+    def on_chunk(self, news: PublishChunk, pcm: Pcm) -> None:
         """A chunk of the voice that will be played, unless something happens."""
         response = self._live.get(news.response)
         if response is None or self.closed:
@@ -940,6 +1001,7 @@ class RealtimeSession:
         if self.transport is Transport.WEBRTC:
             response.sent = Ticks(response.end - response.start)
             if not response.done:
+                response.add_sound(pcm.astype("<i2").tobytes())
                 self._say(response)
             if not response.playing and not response.cut_by_client:
                 response.playing = True
@@ -954,10 +1016,9 @@ class RealtimeSession:
             self.counts["stray_samples"] += len(pcm)
             return
         data = self._wire_out.push(pcm)
-        response.checksum.update(data)
+        response.add_sound(data)
         response.sent = Ticks(position + round(len(pcm) * 48_000 / self._rate) - (response.start or 0))
-        item = self._say(response)
-        item.audio_bytes += len(data)
+        self._say(response)
         self._tell("response.output_audio.delta", **self._part_of(response), delta=base64_of(data))
         if response.all_made and (response.start or 0) + response.sent >= response.end:
             self._complete(response)
@@ -1047,6 +1108,7 @@ class RealtimeSession:
             playback_ms=round(ms_from_ticks(news.playback)),
             budget_ms=round(ms_from_ticks(news.budget)),
             assumed=news.assumed,
+            basis="client" if not news.assumed else "reports" if self.way_by_reports else "clock",
         )
 
     # Ends -------------------------------------------------------------------------------------------------------------
@@ -1063,17 +1125,26 @@ class RealtimeSession:
         response.status, response.details = status, details
         self._tell("response.done", response=_response_wire(response))
         self._tell("rate_limits.updated", rate_limits=self._rate_limits())
-        if response.spoken and response.item is not None:
-            self._tell_extra(
-                "duplexd.output",
-                response_id=response.response_id,
-                item_id=response.item.item_id,
-                format=self.settings.values["audio"]["output"]["format"],
-                duration_ms=round(response.sent_ms, 1),
-                bytes=response.item.audio_bytes,
-                sha256=response.checksum.hexdigest() if self.transport is Transport.WEBSOCKET else None,
-                state=status,
+        by_track = self.transport is Transport.WEBRTC
+        sound = {"type": PCM, "rate": self._rate} if by_track else self.settings.values["audio"]["output"]["format"]
+        finals = response.finals(sound=sound, by_track=by_track)
+        self._finals[response.response_id] = (self._now, finals)
+        if len(self._finals) > RESPONSES_KEPT:
+            self._finals.popitem(last=False)
+        for final in finals:
+            self._tell_extra("duplexd.output", **final.wire())
+
+    def _retrieve_output(self, event: dict[str, Any], now: Nanos) -> None:
+        """The final objects of a response again, as they were told when it was done."""
+        _, finals = self._finals.get(event["response_id"], (now, None))
+        if finals is None:
+            said = (
+                f"Of response '{event['response_id'][:80]}' no output is kept: it is not done, not one of the last "
+                f"{RESPONSES_KEPT}, or older than the session's retention."
             )
+            raise Fault("output_not_found", said, param="response_id")
+        for final in finals:
+            self._tell("duplexd.output", **final.wire())
 
     def _end_parts(self, response: Response) -> None:
         where = self._part_of(response)
@@ -1112,8 +1183,8 @@ _RESPONSE = c.fields(
         "conversation": c.text(longest=64),
         "input": c.many(c.anything, most=256),
         "metadata": METADATA,
-        "prompt": c.anything,
-        "reasoning": c.anything,
+        "prompt": c.plain,
+        "reasoning": c.plain,
         "duplexd": c.fields({"script": c.text(longest=SCRIPT_MAX, shortest=1)}),
     }
 )
@@ -1158,6 +1229,11 @@ _CLIENT_EVENTS: dict[str, tuple[_Act, dict[str, c.Check], tuple[str, ...]]] = {
         ("played_ms",),
     ),
     "duplexd.prefetch": (RealtimeSession._prefetch, {}, ()),
+    "duplexd.output.retrieve": (
+        RealtimeSession._retrieve_output,
+        {"response_id": c.text(longest=256)},
+        ("response_id",),
+    ),
 }
 _UNCOUNTED = frozenset(("input_audio_buffer.append", "playback.ack"))
 _IDEMPOTENT = frozenset(("response.create", "conversation.item.create"))

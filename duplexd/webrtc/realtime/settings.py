@@ -17,6 +17,7 @@ from duplexd.webrtc.realtime.formats import ALAW, PCM, RATES, ULAW, format_objec
 
 INSTRUCTIONS_MAX = 32_768
 TOOLS_MAX = 128
+RETENTION_S_MAX = 86_400
 SEMANTIC_PATIENCE_MS = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2000}  #: longest wait for a finished thought
 VOICES = ("duplexd", "alloy", "ash", "ballad", "cedar", "coral", "echo", "marin", "sage", "shimmer", "verse")
 LOCKABLE = ("instructions", "tools", "audio", "output_modalities", "model", "max_output_tokens", "tool_choice")
@@ -64,7 +65,7 @@ def _turn_detection(value: Any, param: str) -> Any:
     if not isinstance(value, dict):
         raise invalid(param, value, "an object or null")
     kind = value.get("type", "server_vad")
-    if kind not in _VAD:
+    if not isinstance(kind, str) or kind not in _VAD:
         raise invalid(f"{param}.type", kind, ", ".join(_VAD))
     given = {name: one for name, one in value.items() if one is not None or name == "idle_timeout_ms"}
     return {"type": kind, **_VAD_DEFAULTS[kind], **_VAD[kind](given, param)}
@@ -85,7 +86,7 @@ _TRANSCRIPTION = c.fields(
 def _schema(value: Any, param: str) -> Any:
     if not isinstance(value, dict):
         raise invalid(param, value, "a JSON schema (an object)")
-    return value
+    return c.plain(value, param)
 
 
 _TOOL = c.fields(
@@ -119,7 +120,7 @@ def _voice(value: Any, param: str) -> Any:
     name = value.get("id") if isinstance(value, dict) else value
     if not isinstance(name, str) or not 0 < len(name) <= 64:
         raise invalid(param, value, "the name of a voice, or an object with its id")
-    return value
+    return {"id": name} if isinstance(value, dict) else name
 
 
 def modalities(value: Any, param: str) -> Any:
@@ -174,12 +175,12 @@ _SESSION = c.fields(
         "tool_choice": TOOL_CHOICE,
         "parallel_tool_calls": c.flag,
         "max_output_tokens": OUTPUT_TOKENS,
-        "tracing": c.nullable(c.either(c.one_of("auto"), c.anything)),
-        "truncation": c.anything,
-        "prompt": c.anything,
+        "tracing": c.nullable(c.plain),
+        "truncation": c.plain,
+        "prompt": c.plain,
         "include": c.nullable(c.many(c.text(longest=128), most=16)),
-        "reasoning": c.anything,
-        "duplexd": c.fields({"events": c.flag, "playback": c.flag}),
+        "reasoning": c.plain,
+        "duplexd": c.fields({"events": c.flag, "retention_s": c.nullable(c.whole(1, RETENTION_S_MAX))}),
     }
 )
 #: Null in these clears nothing and changes nothing: some SDKs send every field they know.
@@ -189,6 +190,12 @@ _NULL_IS_ABSENT = frozenset(
         *("parallel_tool_calls", "duplexd", "reasoning", "prompt", "truncation", "include", "tracing"),
     }
 )
+
+
+def locked_field(name: str, *, param: str) -> Fault:
+    """A client secret that locks this field was used to change it, by whatever way."""
+    said = f"'{name}' was fixed when the client secret was made, and cannot be changed by its holder."
+    return Fault("locked_field", said, param=param)
 
 
 class Settings:
@@ -223,7 +230,7 @@ class Settings:
                 "truncation": "auto",
                 "prompt": None,
                 "include": None,
-                "duplexd": {"events": False, "playback": False},
+                "duplexd": {"events": False, "retention_s": None},
             }
         )
 
@@ -234,8 +241,7 @@ class Settings:
         checked = _SESSION(_without_nulls(wanted), "session")
         for name in checked:
             if name in locked:
-                said = f"'{name}' was fixed when the client secret was made, and cannot be changed by its holder."
-                raise Fault("locked_field", said, param=f"session.{name}")
+                raise locked_field(name, param=f"session.{name}")
         if "type" in checked and checked["type"] != self.values["type"]:
             raise invalid("session.type", checked["type"], self.values["type"])
         values = copy.deepcopy(self.values)
@@ -283,6 +289,12 @@ class Settings:
     @property
     def is_transcription(self) -> bool:
         return bool(self.values["type"] == "transcription")
+
+    @property
+    def retention_s(self) -> int | None:
+        """How long what is over is kept; None: as long as the session."""
+        found: int | None = self.values["duplexd"]["retention_s"]
+        return found
 
     @property
     def extended(self) -> bool:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from duplexd import clock
 from duplexd.ids import SessionId
 from duplexd.media.lateness import Lateness
-from duplexd.media.line import Block, Line
+from duplexd.media.line import Block, Line, way_by_reports
 from duplexd.messages import (
     AdmitSession,
     AdvanceEpoch,
@@ -36,7 +36,7 @@ from duplexd.messages import (
     StateChanged,
     TurnState,
 )
-from duplexd.units import Nanos, Ticks, ticks_from_nanos
+from duplexd.units import NANOS_PER_SECOND, Nanos, Ticks, ticks_from_nanos
 from duplexd.webrtc.audience import Audience
 from duplexd.webrtc.camera import CameraReceiver
 from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused, tick_view
@@ -44,11 +44,12 @@ from duplexd.webrtc.peer import MessageFault, Peer
 from duplexd.webrtc.realtime.bridge import Bridge
 from duplexd.webrtc.realtime.session import RealtimeSession
 from duplexd.webrtc.view import View
-from duplexd.webrtc.wire import MESSAGE_BYTES_MAX
 
 CHANNEL = "oai-events"
 BACKLOG_BYTES_MAX = 8 * 1024 * 1024  #: events that wait for a socket that does not read
 SINKS_MAX = 8  #: connections that may join one session
+CHANNEL_BYTES_MAX = 262_144  #: of an event on a data channel; Chromium and Firefox take as much or more
+CHANNEL_GRACE = Nanos(5 * NANOS_PER_SECOND)  #: a call whose data channel closed lives so long without one
 
 log = logging.getLogger("duplexd.realtime")
 _encoder = msgspec.json.Encoder()
@@ -130,13 +131,11 @@ class ChannelSink:
         peer = self._peer()
         if peer is None:
             return
-        if len(text.encode()) > MESSAGE_BYTES_MAX:
-            said = (
-                f"An event is larger than a data channel takes ({MESSAGE_BYTES_MAX} bytes); ask for it over a sideband."
-            )
-            error = {"type": "server_error", "code": "event_too_large", "message": said}
-            text = _encoder.encode({"type": "error", "event_id": "event_too_large", "error": error}).decode()
-        peer.send(CHANNEL, text)
+        longest = peer.message_bytes_max
+        if len(text.encode()) > longest:
+            text = _too_large(text, longest)
+        if len(text.encode()) <= longest:
+            peer.send(CHANNEL, text)
 
     @property
     def backlog_bytes(self) -> int:
@@ -147,6 +146,19 @@ class ChannelSink:
         peer = self._peer()
         if peer is not None:
             await peer.close(reason)
+
+
+class _Head(msgspec.Struct):
+    type: str = ""
+    event_id: str = ""
+
+
+def _too_large(text: str, longest: int) -> str:
+    """What is told in place of an event that a data channel does not take, under that event's id: ids have no gap."""
+    head = msgspec.json.decode(text, type=_Head)
+    said = f"An event '{head.type}' is larger than this data channel takes ({longest} bytes); a sideband is told it."
+    error = {"type": "server_error", "code": "event_too_large", "message": said}
+    return _encoder.encode({"type": "error", "event_id": head.event_id, "error": error}).decode()
 
 
 class RealtimeVisit:
@@ -207,12 +219,14 @@ class RealtimeVisit:
             if sink in sinks:
                 sinks.remove(sink)
 
-    def on_text(self, text: str | bytes) -> None:
-        self.bridge.on_text(text, clock.now())
+    def on_text(self, text: str | bytes) -> bool:
+        """One event of the client; whether it was taken."""
+        taken = self.bridge.on_text(text, clock.now())
         self.flush()
+        return taken
 
-    def refuse(self, code: str, message: str) -> None:
-        self.bridge.session.refuse(code, message, clock.now())
+    def refuse(self, code: str, message: str, *, event_id: str | None = None, param: str = "") -> None:
+        self.bridge.session.refuse(code, message, clock.now(), event_id=event_id, param=param)
         self.flush()
 
     def on_message(self, label: str, data: str | MessageFault) -> None:
@@ -279,6 +293,7 @@ class RealtimeVisit:
             self.admitted.set_result(refusal)
 
     def tick(self, now: Nanos) -> None:
+        self._learn_way()
         self.bridge.tick(now)
         self.flush()
         self._tick_view(now)
@@ -286,6 +301,13 @@ class RealtimeVisit:
         if stalled != self.stalled:
             self.stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
+
+    def _learn_way(self) -> None:
+        """How far the ear is behind the track of a call: by the receiver's reports, once there are any."""
+        round_trip, jitter = (None, None) if self.peer is None else (self.peer.rtt_ms, self.peer.jitter_ms)
+        if round_trip is not None and jitter is not None:
+            self.line.way = way_by_reports(round_trip_ms=round_trip, jitter_ms=jitter)
+            self.bridge.session.way_by_reports = True
 
     def _tick_view(self, now: Nanos) -> None:
         if self.view is not None and self.peer is not None:

@@ -52,10 +52,12 @@ def test_a_picture_that_is_one_passes(data: bytes) -> None:
     assert check_image(uri(data), "x") == (640, 480)
 
 
-def test_a_model_that_does_not_see_says_so() -> None:
+@pytest.mark.parametrize("takes", [("text", "audio"), ("text", "audio", "image")])
+def test_a_picture_is_refused_whatever_the_model_takes(takes: tuple[str, ...]) -> None:
+    """No thinker is told one: of a model that named images it was taken, and forgotten without a word."""
     part = {"type": "input_image", "image_url": uri(png(4, 4))}
-    with pytest.raises(Fault, match="does not read images; it takes audio, text"):
-        parse_item({"type": "message", "role": "user", "content": [part]}, "item", new_id="i", takes=("text", "audio"))
+    with pytest.raises(Fault, match=r"does not read images; it takes audio, text\."):
+        parse_item({"type": "message", "role": "user", "content": [part]}, "item", new_id="i", takes=takes)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,7 @@ def test_a_model_that_does_not_see_says_so() -> None:
         ({"type": "message", "role": "user", "content": [{"type": "input_text"}]}, "item.content[0].text"),
         ({"type": "function_call_output", "output": "x"}, "item.call_id"),
         ({"type": "mcp_call"}, "item.type"),
+        ({"type": "message", "role": "user", "content": [{"type": []}]}, "item.content[0].type"),
     ],
 )
 def test_what_is_wrong_with_an_item_is_named(item: dict[str, Any], param: str) -> None:
@@ -111,3 +114,25 @@ def test_at_its_bound_the_oldest_item_leaves() -> None:
 
     assert [item.item_id for item in left if item is not None] == ["a"]
     assert [item.item_id for item in conversation] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "order"),
+    [
+        pytest.param(None, "c", "bcn", id="at-the-end"),
+        pytest.param("root", None, "nbc", id="first"),
+        pytest.param("a", None, "nbc", id="behind-the-one-that-leaves"),
+        pytest.param("b", "b", "bnc", id="behind-another"),
+    ],
+)
+def test_at_its_bound_a_new_item_stands_where_it_was_asked_for(
+    after: str | None, before: str | None, order: str
+) -> None:
+    """At root the new item itself left, told as deleted and then as added; or told to stand behind one deleted."""
+    conversation = Conversation(items_max=3)
+    for text in "abc":
+        conversation.add(said("user", text))
+    stands, left = conversation.add(said("user", "n"), after=after)
+
+    assert (stands, left.item_id if left is not None else None) == (before, "a")
+    assert "".join(item.item_id for item in conversation) == order

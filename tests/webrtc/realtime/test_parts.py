@@ -17,7 +17,7 @@ from duplexd.webrtc.realtime.formats import PCM, WireIn
 from duplexd.webrtc.realtime.limits import Bucket, Limits
 from duplexd.webrtc.realtime.orders import Feed
 from duplexd.webrtc.realtime.prompt import condition_of
-from duplexd.webrtc.realtime.secrets import Doorkeeper
+from duplexd.webrtc.realtime.secrets import Doorkeeper, Key
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import Settings
 
@@ -49,6 +49,14 @@ def test_a_secret_lives_as_long_as_it_was_given_and_locks_what_was_named() -> No
     with pytest.raises(Fault) as caught:
         secret.settings.change({"tools": []}, locked=secret.locked)
     assert caught.value.code == "locked_field"
+
+
+@pytest.mark.parametrize("session", [5, [1], "x"])
+def test_a_secret_for_what_is_no_session_is_a_fault(session: Any) -> None:
+    with pytest.raises(Fault) as caught:
+        Doorkeeper("").make({"session": session}, model="m", wall=0.0)
+
+    assert caught.value.param == "session"
 
 
 def test_at_their_bound_the_secret_that_ends_first_gives_way() -> None:
@@ -83,6 +91,7 @@ def test_a_session_begins_to_live_when_it_is_opened() -> None:
         ({"audio": {"output": {"speed": 1.2}}}, "session.audio.output.speed"),
         ({"output_modalities": ["audio", "text"]}, "session.output_modalities"),
         ({"tools": [{"type": "mcp"}]}, "session.tools[0]"),
+        ({"audio": {"input": {"turn_detection": {"type": []}}}}, "session.audio.input.turn_detection.type"),
         ({"max_output_tokens": 0}, "session.max_output_tokens"),
         ({"type": "transcription"}, "session.type"),
     ],
@@ -95,6 +104,29 @@ def test_one_bad_field_is_named_and_nothing_changes(session: dict[str, Any], par
 
     assert caught.value.param.endswith(param)
     assert json.dumps(settings.values) == before
+
+
+@pytest.mark.parametrize("name", ["tracing", "prompt", "truncation", "reasoning"])
+def test_what_is_only_shown_again_has_a_size(name: str) -> None:
+    """The second update copied the first one's 900 levels, and the session ended by a RecursionError."""
+    deep: Any = "x"
+    for _ in range(900):
+        deep = [deep]
+    settings = Settings.default(model="m")
+    for value in (deep, list(range(5000))):
+        with pytest.raises(Fault) as caught:
+            settings.change({name: value})
+        assert caught.value.param == f"session.{name}"
+
+
+def test_what_is_wrong_is_shown_short_however_deep_it_is() -> None:
+    deep: Any = "x"
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(Fault) as caught:
+        Settings.default(model="m").change({"output_modalities": deep, "instructions": "x" * 10})
+
+    assert len(str(caught.value)) < 300
 
 
 def test_only_present_fields_change_and_empty_ones_clear() -> None:
@@ -158,7 +190,7 @@ def test_only_what_was_missed_and_is_kept_is_told_again() -> None:
 )
 def test_a_duplex_session_that_cannot_be_says_why(session: Any, param: str) -> None:
     with pytest.raises(Fault) as caught:
-        settings_of(session, model="m")
+        settings_of(session, Key(Settings.default(model="m"), frozenset()))
 
     assert caught.value.param == param
 
@@ -170,3 +202,21 @@ def test_tools_are_told_as_models_have_learnt_them() -> None:
     assert '{"type": "function", "function": {"name": "look"' in text
     assert "listen" not in text
     assert condition_of("", [TOOL], "none") == ""
+
+
+def test_errors_that_are_too_many_are_told_as_a_number() -> None:
+    """Beyond 80 at once they were swallowed, and nobody was told that any were."""
+    core = RealtimeSession(
+        session=SessionId(1), settings=Settings.default(model="m"), transport=Transport.WEBSOCKET, rate=24_000
+    )
+    core.open(seconds(1))
+    for _ in range(200):
+        core.on_text("no json", seconds(1))
+    assert [event["type"] for event in core.events()] == ["session.created"] + 80 * ["error"]
+    core.tick(seconds(1.5))
+    assert core.events() == []
+    core.tick(seconds(2.5))
+    (told,) = core.events()
+    assert (told["error"]["code"], told["error"]["message"].split()[0]) == ("errors_untold", "120")
+    core.tick(seconds(9))
+    assert core.events() == []

@@ -481,3 +481,50 @@ def _b64(pcm: Any) -> str:
     from tests.webrtc.realtime.simulated import b64
 
     return b64(pcm)
+
+
+def test_an_event_that_was_refused_may_be_sent_again_under_its_id() -> None:
+    """Its id was remembered before it was looked at: the retry got neither an error nor a response."""
+    simulation = Simulation(until_ms=12_000)
+    client = Client(simulation)
+    ask(client, "say 2")
+    client.send("response.create", at_ms=400, event_id="again")
+    client.send("response.create", at_ms=7000, event_id="again")
+    client.send("response.create", at_ms=9000, event_id="again")
+    simulation.run()
+
+    errors = [event["error"] for event in client.events("error")]
+    assert [(e["code"], e["event_id"]) for e in errors] == [("conversation_already_has_active_response", "again")]
+    assert len(client.events("response.created")) == 2
+
+
+def test_a_prefetch_asks_the_engine_for_more_than_the_history() -> None:
+    simulation = Simulation(until_ms=3000)
+    client = Client(simulation)
+    client.send("conversation.item.create", at_ms=300, item=user("say 2"))
+    client.send("duplexd.prefetch", at_ms=600)
+    simulation.run()
+
+    assert client.events("error") == []
+    assert simulation.core.monitor["prefetches_done"] == 1
+
+
+def test_usage_grows_with_the_words_that_are_told() -> None:
+    """It was zero until the response was done."""
+    simulation = Simulation(until_ms=9000)
+    client = Client(simulation)
+    written: list[int] = []
+    ask(client, "say 6")
+    take = client.view.take
+
+    def look(event: dict[str, Any]) -> None:
+        take(event)
+        if event["type"] == "response.output_audio_transcript.delta":
+            usage = client.core.usage_of(event["response_id"])
+            written.append(usage["output_tokens"] if usage is not None else -1)
+
+    client.view.take = look  # type: ignore[method-assign]
+    simulation.run()
+
+    assert written == sorted(written)
+    assert 0 < written[0] <= written[-1] == client.events("response.done")[0]["response"]["usage"]["output_tokens"]
