@@ -25,6 +25,10 @@ from duplexd.streams.graph import Dialect
 LONG_TERM = -1
 
 
+#: What a branch takes for the words over one reply: its first page is its own, however few they are.
+BRANCH_PAGES = 2
+
+
 class Exchange(msgspec.Struct, frozen=True):
     """One closed turn of the person and what was heard of the reply."""
 
@@ -50,7 +54,7 @@ class Dialogue:
         self._dialect = dialect
         self.anchor = tuple(dialect.anchor())
         self.instructions = instructions  #: of the client, behind the model's own anchor
-        self._instructed = tuple(dialect.instruct(instructions)) if instructions else ()
+        self._instructed = self._instruction(instructions)
         self.exchanges: list[Exchange] = list(exchanges)
         self.long_term = long_term  #: tokens behind the anchor that what slid out was folded into
         self.in_view = in_view  #: the person, as it is now; told between turns
@@ -115,7 +119,19 @@ class Dialogue:
     def instruct(self, text: str) -> None:
         """These instructions hold from now on; "": none but the model's own."""
         self.instructions = text
-        self._instructed = tuple(self._dialect.instruct(text)) if text else ()
+        self._instructed = self._instruction(text)
+
+    def head_with(self, instructions: str) -> int:
+        """Tokens before the first exchange, if these were the instructions."""
+        return len(self.anchor) + self.long_term + len(self._instruction(instructions))
+
+    @property
+    def instructed_tokens(self) -> int:
+        """Tokens of the client's instructions."""
+        return len(self._instructed)
+
+    def _instruction(self, text: str) -> tuple[int, ...]:
+        return tuple(self._dialect.instruct(text)) if text else ()
 
     def recast(self, turns: Sequence[PastTurn]) -> None:
         """The closed exchanges are these; those the two have in common keep their tokens, and so their keys."""
@@ -295,6 +311,10 @@ class Context:
         """Tokens wanted that no key exists for."""
         return len(self.want) - len(self.ids)
 
+    def may_grow(self, tokens: int) -> bool:
+        """Whether its bounds leave room for what is wanted, so many tokens more and a branch for words over a reply."""
+        return self._pages.may_grow(self.id, self.behind + tokens + BRANCH_PAGES * self._pages.spec.page_tokens)
+
     def launch(self, work: WorkId, *, steps: int, feed_max: int, label: CacheClass = CacheClass.INGEST) -> Feed:
         """Append the next tokens (and room for `steps` decoded ones). Raises ArenaFull and appends nothing when short.
 
@@ -398,34 +418,35 @@ class Context:
         self.flight = None  # What still flies for the old trunk lands nowhere; its pages wait behind its fence.
         return branch
 
-    def slide(self, anchor: int, drop: int, *, keep: int = 0) -> int:
+    def slide(self, anchor: int, drop: int, *, skip: int = 0, keep: int = 0) -> int:
         """Forget `drop` tokens after the anchor; those that stay are renumbered when they are read.
 
-        Args:    keep: long-term tokens that what leaves is folded into by the next launch; 0: it is forgotten.
+        Args:    skip: tokens behind anchor and long-term tokens that stay where they are, such as instructions.
+                 keep: long-term tokens that what leaves is folded into by the next launch; 0: it is forgotten.
         Returns: how many long-term tokens the context has now; `drop` does not count them.
         """
-        start = anchor + self.long_term
-        held = max(0, min(drop, len(self.ids) - start))
-        if self.long_term and self.away > len(self.ids) - start:
+        start = anchor + self.long_term + skip
+        if self.long_term and len(self.ids) - self.away < anchor + self.long_term:
             # What was compressed is away itself. It is given up, and what is wanted is prefilled anew.
             self._forget(anchor)
             self.want = [token for token in self.want if token != LONG_TERM]
-            del self.want[anchor : anchor + drop]
+            del self.want[anchor + skip : anchor + skip + drop]
             return 0
+        held = max(0, min(drop, len(self.ids) - start))
         if held:
             self._pages.commit(self.id, start + held)
             if keep and held >= keep and self.readable:
-                return self._compress(anchor, held, drop, keep)
-            self._pages.slide(self.id, held, after=self.fences)
+                return self._compress(anchor, held, drop, skip=skip, keep=keep)
+            self._pages.slide(self.id, held, skip=skip, after=self.fences)
             self._slid(start, held)
         del self.want[start : start + drop]
         return self.long_term
 
-    def _compress(self, anchor: int, held: int, drop: int, keep: int) -> int:
-        start = anchor + self.long_term
+    def _compress(self, anchor: int, held: int, drop: int, *, skip: int, keep: int) -> int:
+        start = anchor + self.long_term + skip
         made = [LONG_TERM] * (keep if not self.long_term else 0)
         fences = (*self.fences, self._next_launch)
-        self._folds.append(self._pages.compress(self.id, held, keep=keep, after=fences))
+        self._folds.append(self._pages.compress(self.id, held, keep=keep, skip=skip, after=fences))
         self._slid(start, held)
         del self.want[start : start + drop]
         self.ids[anchor:anchor] = self.want[anchor:anchor] = made
@@ -435,8 +456,17 @@ class Context:
 
     def _slid(self, start: int, held: int) -> None:
         del self.ids[start : start + held]
-        self._past = max(start, self._past - held)
-        self._resident = max(start, self._resident - held)
+        self._past = _index_after(self._past, start, held)
+        self._resident = _index_after(self._resident, start, held)
+
+    def prefill_anew(self) -> bool:
+        """Drop all keys but anchors and long-term tokens, when those that follow lie on more pages than they need. False
+        when they do not, and nothing has changed.
+        """
+        if not self._pages.lies_scattered(self.id):
+            return False
+        self._forget(self._pages.pinned_length(self.id) + self.long_term)
+        return True
 
     def _forget(self, at: int) -> None:
         self._pages.cut(self.id, at, after=self.fences)
@@ -457,6 +487,11 @@ class Context:
         self._pages.close(self.id, after=self.fences)
         self._forget_folds()
         self.flight = self.moving = None
+
+
+def _index_after(index: int, start: int, held: int) -> int:
+    """Where a token stands once `held` tokens from `start` on have left."""
+    return index if index <= start else max(start, index - held)
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -21,7 +21,7 @@ import msgspec
 from duplexd.engine.bargein import BargeInRule, Decision, VoiceView, content_words
 from duplexd.engine.chunk import Chunk, ChunkState, ChunkTable
 from duplexd.engine.clause import halves
-from duplexd.engine.dialogue import Context, Dialogue
+from duplexd.engine.dialogue import Context, Dialogue, Feed
 from duplexd.engine.face import Face, PictureFact
 from duplexd.engine.governor import Governor
 from duplexd.engine.monitor import Monitor, SessionPressure
@@ -47,6 +47,7 @@ from duplexd.errors import ArenaFull
 from duplexd.ids import ChunkId, ConditionVersion, FenceId, ResponseId, SessionId, TurnId, WorkId
 from duplexd.media.endpoint import Ask, End, EndpointRule, Verdict, patient_rule, silence_rule
 from duplexd.memory.classes import CacheClass
+from duplexd.memory.ledger import Refusal
 from duplexd.messages import (
     AdvanceEpoch,
     CallMade,
@@ -120,6 +121,7 @@ THINK_FAILURES_MAX = 3
 TURNS_WAITING_MAX = 4
 REPLIES_WANTED_MAX = 4  #: replies a client may ask for ahead of the present one's end
 REPLIES_REMEMBERED = 8  #: replies whose history a client may still correct
+MARKS_MAX = 16  #: tokens around a reply: what closes the person's turn, and what closes it
 WORDS_FORGOTTEN = 64  #: of a turn that is too long: many at once, since all behind them are prefilled again
 FINAL_AFTER = ticks_from_ms(160)  #: without a judge: silence after which the words are taken as complete
 #: A frame of 20 ms is on its way to the transport while the next is asked for, and a report may err by as much.
@@ -438,7 +440,7 @@ class Session:
     def _refuse_long(self, text: str, key: str) -> bool:
         dialect = self._plan.dialect
         tokens = len(dialect.open_user()) + len(dialect.words(text, first=True))
-        room = self._tokens_max - len(self.dialogue.anchor)
+        room = self._tokens_max - self.dialogue.head_with(self.dialogue.instructions)
         if tokens <= room:
             return False
         said = f"The message is {tokens} tokens long; this model takes at most {room}. Shorten it or send it in parts."
@@ -528,17 +530,19 @@ class Session:
         else:
             self.dialogue.forget_turn()
         self._make_room()
-        self._follow()
 
     def on_condition(self, fact: ConditionSet) -> None:
-        """Taken at the next chunk of thought: what is being decoded ends with the old one."""
+        """Taken at the next chunk of thought: what is being decoded ends with the old one. Instructions that are too
+        long are refused, and those before them hold.
+        """
+        tokens, room = self.dialogue.head_with(fact.text), self._tokens_max // 2
+        if tokens > room:
+            said = f"The instructions are too long: with the model's own they take {tokens} tokens, and {room} at most"
+            said += " are allowed. Shorten them; those before hold."
+            self._emit(InputRefusal(self.id, "instructions_too_long", said, ""))
+            return
         self.dialogue.instruct(fact.text)
         self.condition = ConditionVersion(self.condition + 1)
-        if len(self.dialogue.past().tokens()) > self._tokens_max // 2:
-            room = self._tokens_max // 2
-            said = f"The instructions are too long: with the model's own they may take {room} tokens. Shorten them."
-            self._emit(InputRefusal(self.id, "instructions_too_long", said, ""))
-            self.dialogue.instruct("")
         self._history_changed()
 
     def on_history_set(self, fact: HistorySet) -> None:
@@ -573,9 +577,7 @@ class Session:
 
     def _history_changed(self) -> None:
         self._drop_speculation()
-        if self.reply is None:
-            self._make_room()
-        self._follow()
+        self._make_room()
 
     def _remember(self, reply: Reply) -> None:
         self._ended[reply.response] = (reply.wording(), self.dialogue.user)
@@ -756,7 +758,6 @@ class Session:
         elif self.reply is None and stable:
             self.dialogue.say(join(self._reopened_text, stable))
             self._make_room()
-            self._follow()
 
     def _reopened(self) -> str:
         text, self._reopened_text = self._reopened_text, ""
@@ -934,7 +935,6 @@ class Session:
         self.dialogue.say(text)
         self.dialogue.close_user()
         self._make_room()
-        self._follow()
         self._accept(self._new_reply(now, wanted), ended_at=ended_at, now=now)
 
     def _new_reply(self, now: Nanos, wanted: ReplyWanted | None = None) -> Reply:
@@ -963,25 +963,78 @@ class Session:
         self._enter(TurnState.THINKING)
 
     def _make_room(self) -> None:
-        """A session's context is bounded: at the bound the oldest exchange slides out, then the beginning of a turn
-        that is too long by itself; the anchor never.
+        """The context follows the dialogue, within its bounds: at the bound the oldest exchange slides out, then the
+        beginning of a turn that is too long by itself; anchor and instructions never. Pages are a bound of their own,
+        since every cut and every branch may leave one partly filled.
         """
-        while len(self.dialogue.tokens()) > self._tokens_max:
-            self._drop_speculation()  # It supposes a dialogue that is about to change.
-            if dropped := self.dialogue.slide():
-                keep = self._plan.long_term_tokens
-                if not self.dialogue.instructions:  # They are not pinned: behind them everything is prefilled again.
-                    self.dialogue.long_term = self.context.slide(len(self.dialogue.anchor), dropped, keep=keep)
-                self._monitor.count("exchanges_slid")
-            elif self.dialogue.forget_words(WORDS_FORGOTTEN):
-                self._monitor.count("turn_words_forgotten", WORDS_FORGOTTEN)
-            else:
-                return
+        while self._crowded and (self._slide() or self._forget_words()):
+            pass
+        self._follow()
+        while self._short_of_pages and self._slide():
+            pass
+
+    @property
+    def _crowded(self) -> bool:
+        """What stands before the reply takes the tokens that a reply needs."""
+        return len(self.dialogue.tokens()) - len(self.dialogue.reply) > self._tokens_max
+
+    @property
+    def _short_of_pages(self) -> bool:
+        """A whole reply would not fit. Within one, room is made when pages run out (`_give_way`)."""
+        if self.reply is not None or self.speculation is not None:
+            return False
+        return not self.context.may_grow(self._plan.reply_tokens_max + MARKS_MAX)
+
+    def _slide(self) -> bool:
+        """Forget the oldest exchange; False when there is none. All keys that stay are kept."""
+        if not self.dialogue.exchanges:
+            return False
+        # A guess supposes a dialogue that is about to change. So does a branch: its words wait as text.
+        self._drop_speculation()
+        self._drop_branch()
+        self.context.follow(self.dialogue.tokens())
+        self.dialogue.long_term = self.context.slide(
+            len(self.dialogue.anchor),
+            self.dialogue.slide(),
+            skip=self.dialogue.instructed_tokens,
+            keep=self._plan.long_term_tokens,
+        )
+        self._monitor.count("exchanges_slid")
+        return True
+
+    def _forget_words(self) -> bool:
+        """Forget the beginning of the open turn; False when too little would be left of it."""
+        self._drop_speculation()
+        if not self.dialogue.forget_words(WORDS_FORGOTTEN):
+            return False
+        self._monitor.count("turn_words_forgotten", WORDS_FORGOTTEN)
+        return True
+
+    def _give_way(self, context: Context) -> bool:
+        """A launch on this context found no pages. At a bound of the session's own, something goes: a guess, then a
+        branch, then the oldest exchange, then keys that lie scattered. Whether the launch may be tried again.
+        """
+        if self._stores.pages.refusal is Refusal.PARTITION_FULL:
+            return False  # Others have the pages: the core makes room.
+        if self.speculation is not None:
+            self._monitor.count("speculations_without_room")
+            self._abandon_speculation()
+            return False
+        if self.contest is not None and self.contest.branch is not None:
+            spent = context is self.contest.branch
+            self._drop_branch()
+            self._monitor.count("branches_without_room")
+            return not spent
+        if self._slide():
+            return True
+        anew = context.prefill_anew()
+        self._monitor.count("contexts_prefilled_anew", int(anew))
+        return anew
 
     @property
     def _tokens_max(self) -> int:
         """Tokens before a reply: the reply itself and the marks around it still fit behind them."""
-        return self._plan.context_tokens_max - self._plan.reply_tokens_max - 16
+        return self._plan.context_tokens_max - self._plan.reply_tokens_max - MARKS_MAX
 
     def _move_reply(self, state: ResponseState) -> None:
         assert self.reply is not None
@@ -1091,9 +1144,9 @@ class Session:
             self.dialogue.say(self._reopened_text)
         if words:
             self.dialogue.say(join(self._reopened_text, words))
+        self.context.follow(self.dialogue.tokens())
         if reply.recited:
             self._make_room()  # It may be longer than anything that was thought.
-        self.context.follow(self.dialogue.tokens())
         self.context.commit(len(self.context.ids))
         self.quiet_since = now
         self._enter(TurnState.LISTENING)
@@ -1747,11 +1800,8 @@ class Session:
     def _think_job(self, context: Context, reply: Reply | None, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
         if reply is not None and not reply.thinking:
             reply.thinking, self._clause_since = True, now
-        try:
-            feed_max = self._feed_max if reply is None or self.speculation is None else self._speculating.feed_max
-            label = CacheClass.INGEST if reply is None else CacheClass.CURRENT
-            feed = context.launch(work_id, steps=self._think_steps(reply), feed_max=feed_max, label=label)
-        except ArenaFull:
+        feed = self._feed(context, reply, work_id)
+        if feed is None:
             return None, None
         job = ThinkJob(
             **self._who(),
@@ -1764,6 +1814,17 @@ class Session:
             folds=feed.folds,
         )
         return job, context
+
+    def _feed(self, context: Context, reply: Reply | None, work_id: WorkId) -> Feed | None:
+        """The context's next tokens, in the arena; None when pages are short."""
+        feed_max = self._feed_max if reply is None or self.speculation is None else self._speculating.feed_max
+        label = CacheClass.INGEST if reply is None else CacheClass.CURRENT
+        while True:
+            try:
+                return context.launch(work_id, steps=self._think_steps(reply), feed_max=feed_max, label=label)
+            except ArenaFull:
+                if not self._give_way(context):
+                    return None
 
     @property
     def _feed_max(self) -> int:

@@ -5,6 +5,7 @@
 3. What is cut off may still be written by running work: its pages are guarded until the fences of that work have
    passed, and so is the page the cut goes through. Until then only token slots nobody was ever given follow on it.
 4. Anchors are the head of a table. They are not cut, not slid and not moved; they leave when the last context does.
+   Long-term tokens come next. A slide may skip what follows them: it stays where it is, and what is behind it goes.
 5. Everything a caller is refused is refused before anything changes.
 6. Offloaded tokens are always the end of a table: they leave suffix first and come back prefix first, so what is
    resident is a prefix that attention could read. A table grows, forks and is read only when all of it is resident.
@@ -36,6 +37,9 @@ from duplexd.memory.layout import PartitionKind, PartitionSpec
 from duplexd.memory.ledger import Lease, Owner, Refusal, SlotLedger
 
 
+SCATTERED_PAGES = 2  #: that tokens laid side by side would save: prefilled anew, they save none a second time
+
+
 class Extent(NamedTuple):
     """Tokens of one context that lie side by side on one page."""
 
@@ -56,9 +60,10 @@ class Run(NamedTuple):
 
 
 class Away(NamedTuple):
-    """Tokens of one context in host memory: the image of one page, of which these tokens are this context's."""
+    """Neighbouring tokens of one context in host memory, on the image of one page. Two that lay on one page share it."""
 
     lease: Lease  #: of a slot of the host partition
+    page: int  #: it is the image of; another context may have that page by now
     offset: int
     tokens: int
 
@@ -122,6 +127,11 @@ class _Context:
     @property
     def away_tokens(self) -> int:
         return sum(away.tokens for away in self.away)
+
+    @property
+    def images(self) -> set[Lease]:
+        """Images in host memory: pages that a restore takes."""
+        return {away.lease for away in self.away}
 
     @property
     def length(self) -> int:
@@ -223,7 +233,7 @@ class PageLedger:
         """Drop a context, its anchors too. Pages others refer to stay. Raises LedgerError when it is not open."""
         table = self._context(context)
         pending = self._guards.pending(after)
-        self._forget_away(table, table.away_tokens, pending)
+        self._forget_away(table, 0, table.away_tokens, pending)
         self._drop(table.extents, pending)
         del self._contexts[context]
 
@@ -287,7 +297,9 @@ class PageLedger:
         table.committed = min(table.committed, at)
         self.counts["cuts"] += 1
         pending = self._guards.pending(after)
-        surplus -= self._forget_away(table, surplus, pending)
+        away = min(surplus, table.away_tokens)
+        self._forget_away(table, table.away_tokens - away, away, pending)
+        surplus -= away
         if not surplus:
             return
         del table.slots[at:]
@@ -297,45 +309,49 @@ class PageLedger:
             self._guards.guard(parted, pending)
         self._drop(dropped, pending)
 
-    def slide(self, context: ContextId, drop: int, *, after: After = None) -> None:
+    def slide(self, context: ContextId, drop: int, *, skip: int = 0, after: After = None) -> None:
         """Drop the `drop` oldest tokens that are neither pinned nor long-term; later ones move up in the table, not in
         memory.
 
+        Args:    skip: so many of the oldest stay where they are, and what is dropped follows them.
         Raises:  LedgerError when there are fewer, when one of them is of a class that does not slide (CURRENT), or when
                  long-term tokens before them are offloaded.
         """
         table = self._context(context)
-        self._check_slide(context, table, drop)
+        self._check_slide(context, table, drop, skip)
         if drop:
-            self._slide(table, drop, self._guards.pending(after))
+            self._slide(table, drop, skip, self._guards.pending(after))
 
-    def compress(self, context: ContextId, drop: int, *, keep: int, after: After) -> FoldTokens:
-        """Slide, and let the model fold what leaves into `keep` long-term tokens behind the anchors.
+    def compress(self, context: ContextId, drop: int, *, keep: int, skip: int = 0, after: After) -> FoldTokens:
+        """Slide, and let the model fold what leaves into `keep` long-term tokens right behind the anchors.
 
         The first time, the `keep` oldest tokens that leave become these, where they lie: nothing is copied.
-        Args:    after: what else the tokens that leave wait for; the fold's own launch is among it.
+        Args:    skip: as for `slide`. after: what else the tokens that leave wait for; the fold's own launch is among
+                 it.
         Returns: the fold to launch.
         Raises:  LedgerError as `slide`; when tokens are offloaded or a branch shares the target, which is written in
                  place; when the context has another number of long-term tokens; when the first fold has fewer sources.
         """
         table = self._resident(context)
         first = not table.long_term
-        self._check_slide(context, table, drop)
+        self._check_slide(context, table, drop, skip)
         if not 0 < keep <= drop or (not first and keep != table.long_term):
             raise LedgerError(
                 f"context {context} keeps {table.long_term} long-term tokens: {drop} do not go into {keep}"
             )
-        start = table.pinned + table.long_term
-        target = table.slots[table.pinned : table.pinned + keep]
+        start = table.pinned + table.long_term + skip
+        head = start if first else table.pinned
+        target = table.slots[head : head + keep]
         for page in {slot // self._page_tokens for slot in target}:
             if sum(extent.page == page for extent in table.extents) != self._references[page]:
                 raise LedgerError(f"context {context}: a branch shares its long-term tokens; decide on it first")
         fold = FoldTokens(table.slots[start : start + drop].tobytes(), target.tobytes(), first)
         if first:
-            table.runs = [Run(CacheClass.LONG_TERM, keep), *_without_first_runs(table.runs, keep)]
+            self._bring_forward(table, start, keep)
+            table.runs = [Run(CacheClass.LONG_TERM, keep), *_without_runs(table.runs, skip, keep)]
             table.committed = max(table.committed, table.pinned + keep)
         if left := drop - keep if first else drop:
-            self._slide(table, left, self._guards.pending(after))
+            self._slide(table, left, skip, self._guards.pending(after))
         self.counts["folds"] += 1
         return fold
 
@@ -343,22 +359,22 @@ class PageLedger:
         """What waits for `old` waits for `new`: the launch that `old` stood for has its name now."""
         self._guards.rename(old, new)
 
-    def _check_slide(self, context: ContextId, table: _Context, drop: int) -> None:
-        movable = table.length - table.pinned - table.long_term
-        if not 0 <= drop <= movable:
+    def _check_slide(self, context: ContextId, table: _Context, drop: int, skip: int) -> None:
+        movable = table.length - table.pinned - table.long_term - skip
+        if skip < 0 or not 0 <= drop <= movable:
             raise LedgerError(f"context {context} has {movable} tokens that may slide, not {drop}")
         if len(table.slots) < table.pinned + table.long_term:
             raise LedgerError(f"context {context}: its long-term tokens are offloaded; restore or cut it first")
-        _check_sliding(context, table.runs[1:] if table.long_term else table.runs, drop)
+        _check_sliding(context, _without_first_runs(table.runs, table.long_term + skip), drop)
 
-    def _slide(self, table: _Context, drop: int, pending: tuple[FenceId, ...]) -> None:
-        kept = table.long_term
-        start = table.pinned + kept
-        table.runs = [*table.runs[: bool(kept)], *_without_first_runs(table.runs[bool(kept) :], drop)]
+    def _slide(self, table: _Context, drop: int, skip: int, pending: tuple[FenceId, ...]) -> None:
+        stays = table.long_term + skip
+        start = table.pinned + stays
+        table.runs = _without_runs(table.runs, stays, drop)
         self.counts["slides"] += 1
         table.committed = max(table.committed - drop, min(table.committed, start))
-        resident = min(drop, len(table.slots) - start)
-        self._forget_oldest_away(table, drop - resident, pending)
+        resident = max(0, min(drop, len(table.slots) - start))
+        self._forget_away(table, max(0, start - len(table.slots)), drop - resident, pending)
         if not resident:
             return
         del table.slots[start : start + resident]
@@ -384,6 +400,29 @@ class PageLedger:
             left[0] = Extent(left[0].page, left[0].offset + drop, left[0].tokens - drop)
         return _Slid(kept + left, rest[:gone], left[0].page if drop else None)
 
+    def _bring_forward(self, table: _Context, at: int, tokens: int) -> None:
+        """The tokens from `at` on stand right behind the pinned ones now: in the table, not in memory."""
+        if at == table.pinned:
+            return
+        to, begin, end = (self._part(table, edge) for edge in (table.pinned, at, at + tokens))
+        moved, slots = table.extents[begin:end], table.slots[at : at + tokens]
+        table.extents = [*table.extents[:to], *moved, *table.extents[to:begin], *table.extents[end:]]
+        del table.slots[at : at + tokens]
+        table.slots[table.pinned : table.pinned] = slots
+
+    def _part(self, table: _Context, at: int) -> int:
+        """An extent begins at token `at`, or the table ends there. Returns which; a page parted has two extents."""
+        for index, extent in enumerate(table.extents):
+            if not at:
+                return index
+            if at < extent.tokens:
+                page, offset, tokens = extent
+                table.extents[index : index + 1] = [Extent(page, offset, at), Extent(page, offset + at, tokens - at)]
+                self._references[page] += 1
+                return index + 1
+            at -= extent.tokens
+        return len(table.extents)
+
     def _tail_room(self, table: _Context) -> int:
         """Token slots this context may take behind its last token, on the page that bears it."""
         if not table.extents:
@@ -397,10 +436,11 @@ class PageLedger:
             usable = alone and last.page not in self._guards
         return self._page_tokens - last.end if usable else 0
 
-    def _refuse(self, table: _Context, pages: int) -> Refusal | None:
+    def _refuse(self, table: _Context, pages: int, *, extents: int = 0) -> Refusal | None:
+        """Why the table cannot take so many pages, and as many extents or more; None: it can."""
         if not pages:
             return None
-        if len(table.extents) + pages > self.pages_max:
+        if len(table.extents) + max(pages, extents) > self.pages_max:
             return Refusal.CONTEXT_BOUND
         bound = self.spec.shared_slots if table.owner is None else self.spec.session_slots
         if self.spec.session_slots and self._owned.get(table.owner, 0) + pages > bound:
@@ -475,7 +515,7 @@ class PageLedger:
         """Pages at the end of a context that may leave: its own alone, behind its anchors, with nothing unheard on
         them and nobody writing.
         """
-        return len(self._leaving(self._context(context)))
+        return len({extent.page for extent in self._leaving(self._context(context))})
 
     def offload(self, context: ContextId, *, pages_max: int, fence: FenceId) -> list[Move]:
         """Let the last pages of a context go to host memory, the last one first; fewer when host memory is short.
@@ -486,17 +526,25 @@ class PageLedger:
         table = self._context(context)
         if self.host is None:
             raise LedgerError(f"{self.spec.name} has no host memory to offload context {context} to")
-        moves = []
-        for extent in self._leaving(table)[:pages_max]:
-            lease = self.host.lease(table.owner, CacheClass.LONG_TERM, stage=self.spec.name)
+        moves: list[Move] = []
+        for extent in self._leaving(table):
+            # Both extents of a page leave on one image: the page is not written between the two.
+            lease = next((away.lease for away in table.away if away.page == extent.page), None)
             if lease is None:
-                break
+                lease = self._image(table) if len(moves) < pages_max else None
+                if lease is None:
+                    break
+                moves.append(Move(extent.page, lease.slot))
             table.extents.pop()
             del table.slots[len(table.slots) - extent.tokens :]
-            table.away.insert(0, Away(lease, extent.offset, extent.tokens))
+            table.away.insert(0, Away(lease, *extent))
             self._drop([extent], self._guards.pending(fence))
-            moves.append(Move(extent.page, lease.slot))
         return moves
+
+    def _image(self, table: _Context) -> Lease | None:
+        """A host slot for the image of one page; None when host memory is short."""
+        assert self.host is not None
+        return self.host.lease(table.owner, CacheClass.LONG_TERM, stage=self.spec.name)
 
     def restore(self, context: ContextId, *, fence: FenceId) -> list[Move] | None:
         """Take pages for all that is offloaded; None when there are too few, and `refusal` says why.
@@ -506,56 +554,61 @@ class PageLedger:
         appended to at once: whoever does has the page in its table, and waits for the copy before it writes.)
         """
         table = self._context(context)
-        self.refusal = self._refuse(table, len(table.away))
+        self.refusal = self._refuse(table, len(table.images), extents=len(table.away))
         if self.host is None or self.refusal is not None:
             return None
-        moves = []
+        pages: dict[Lease, int] = {}
         pending = self._guards.pending(fence)
         for away in table.away:
-            page = self._fill_page(table, away.tokens, offset=away.offset)
+            if away.lease in pages:
+                self._lie_beside(table, Extent(pages[away.lease], away.offset, away.tokens))
+                continue
+            page = pages[away.lease] = self._fill_page(table, away.tokens, offset=away.offset)
             self._guards.guard(page, pending)
             self.host.discard(away.lease, after=pending)
-            moves.append(Move(page, away.lease.slot))
         table.away.clear()
-        return moves
+        return [Move(page, lease.slot) for lease, page in pages.items()]
+
+    def _lie_beside(self, table: _Context, extent: Extent) -> None:
+        """One more extent of this table on a page that it has."""
+        first = extent.page * self._page_tokens + extent.offset
+        table.slots.extend(range(first, first + extent.tokens))
+        table.extents.append(extent)
+        self._references[extent.page] += 1
+        self._filled[extent.page] = max(self._filled[extent.page], extent.end)
 
     def _leaving(self, table: _Context) -> list[Extent]:
         """Extents that may be offloaded, the last first."""
         if any(label is CacheClass.CURRENT for label, _ in table.runs):
             return []
+        movable = table.extents[len(_first(table.extents, table.pinned)) :]
+        own = Counter(extent.page for extent in movable)
         leaving: list[Extent] = []
-        start = len(table.slots)
-        for extent in reversed(table.extents):
-            start -= extent.tokens
-            alone = self._references[extent.page] == 1 and extent.page not in self._guards
-            if start < table.pinned or not alone:
+        for extent in reversed(movable):
+            if self._references[extent.page] != own[extent.page] or extent.page in self._guards:
                 break
             leaving.append(extent)
         return leaving
 
-    def _forget_away(self, table: _Context, surplus: int, pending: tuple[FenceId, ...]) -> int:
-        """Drop up to `surplus` tokens from the offloaded end; returns how many went."""
-        gone = 0
-        while table.away and gone < surplus:
-            away = table.away.pop()
-            kept = away.tokens - (surplus - gone)
-            if kept > 0:
-                table.away.append(Away(away.lease, away.offset, kept))
-                return surplus
-            gone += away.tokens
-            assert self.host is not None
-            self.host.discard(away.lease, after=pending)
-        return gone
-
-    def _forget_oldest_away(self, table: _Context, drop: int, pending: tuple[FenceId, ...]) -> None:
-        while drop:
-            away = table.away.pop(0)
-            if away.tokens > drop:
-                table.away.insert(0, Away(away.lease, away.offset + drop, away.tokens - drop))
-                return
-            drop -= away.tokens
-            assert self.host is not None
-            self.host.discard(away.lease, after=pending)
+    def _forget_away(self, table: _Context, at: int, tokens: int, pending: tuple[FenceId, ...]) -> None:
+        """Drop so many offloaded tokens, from the `at`-th of them on; an image nobody needs any more goes with them."""
+        if not tokens:
+            return
+        before = table.images
+        kept: list[Away] = []
+        for away in table.away:
+            head = min(away.tokens, max(0, at))
+            tail = min(away.tokens, max(0, away.tokens - at - tokens))
+            at -= away.tokens
+            if head == away.tokens or tail == away.tokens:
+                kept.append(away)
+                continue
+            parts = (away._replace(tokens=head), away._replace(offset=away.offset + away.tokens - tail, tokens=tail))
+            kept += [part for part in parts if part.tokens]
+        table.away = kept
+        assert self.host is not None
+        for lease in sorted(before - table.images, key=lambda lease: lease.slot):
+            self.host.discard(lease, after=pending)
 
     # Relabelling -----------------------------------------------------------------------------------------------------
 
@@ -609,7 +662,7 @@ class PageLedger:
 
     def away_pages(self, context: ContextId) -> int:
         """Pages that a restore of the context takes."""
-        return len(self._context(context).away)
+        return len(self._context(context).images)
 
     def labels(self, context: ContextId) -> list[Run]:
         """Classes of all tokens, oldest first, as runs. What is offloaded is LONG_TERM until it is back."""
@@ -626,6 +679,26 @@ class PageLedger:
     def contexts(self, owner: Owner) -> list[ContextId]:
         """Contexts an owner has open, oldest first. O(contexts)."""
         return [identity for identity, table in self._contexts.items() if table.owner == owner]
+
+    def may_grow(self, context: ContextId, tokens: int) -> bool:
+        """Whether the bounds of the context and of its owner leave room for so many tokens more, once all that retires
+        is back and no branch stands beside it. O(pages).
+        """
+        table = self._context(context)
+        pages = -(-(tokens - min(tokens, self._tail_room(table))) // self._page_tokens)
+        own = {extent.page for extent in table.extents if self._owners[extent.page] == table.owner}
+        owned = len(own) + len(table.images) + pages
+        fits = len(table.extents) + len(table.away) + pages <= self.pages_max
+        return fits and (not self.spec.session_slots or owned <= self.spec.session_slots)
+
+    def lies_scattered(self, context: ContextId) -> bool:
+        """Whether its resident tokens behind anchors and long-term tokens would take two pages less or more, laid side
+        by side. O(extents).
+        """
+        table = self._context(context)
+        start = table.pinned + table.long_term
+        extents = len(table.extents) - len(_first(table.extents, start))
+        return extents - -(-(len(table.slots) - start) // self._page_tokens) >= SCATTERED_PAGES
 
     def owned(self, owner: Owner) -> int:
         """Pages an owner has, retiring ones included."""
@@ -793,6 +866,17 @@ def _trim_runs(runs: list[Run], tokens: int) -> None:
         if count > tokens:
             runs.append(Run(label, count - tokens))
         tokens -= min(count, tokens)
+
+
+def _without_runs(runs: list[Run], at: int, tokens: int) -> list[Run]:
+    """The runs left when tokens are taken out from the `at`-th on."""
+    left: list[Run] = []
+    for label, count in runs:
+        head = min(count, max(0, at))
+        tail = min(count - head, max(0, count - at - tokens))
+        _extend_runs(left, label, head + tail)
+        at -= count
+    return left
 
 
 def _without_first_runs(runs: list[Run], tokens: int) -> list[Run]:

@@ -19,6 +19,7 @@ from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
 from duplexd.media import tones
 from duplexd.memory.arena import Arena
+from duplexd.memory.layout import PartitionSpec
 from duplexd.messages import AdvanceEpoch, HistoryChanged, PublishChunk, ReplyWords, ResponseChanged, ResponseState
 from duplexd.models.clock import plan as clock_plan
 from duplexd.models.clock.stages import TONE, WORD
@@ -41,8 +42,26 @@ def beep(length_ms: float, level: int = 8000) -> NDArray[np.int16]:
     return (np.sin(2 * np.pi * 700 * at) * level).astype(np.int16)
 
 
+def with_session_pages(
+    partitions: Callable[[int], tuple[PartitionSpec, ...]], pages: int
+) -> Callable[[int], tuple[PartitionSpec, ...]]:
+    """The same partitions with so many pages a session."""
+
+    def changed(sessions: int) -> tuple[PartitionSpec, ...]:
+        return tuple(
+            msgspec.structs.replace(spec, count=sessions * pages + spec.shared_slots, session_slots=pages)
+            if spec.page_tokens
+            else spec
+            for spec in partitions(sessions)
+        )
+
+    return changed
+
+
 class Simulation:
-    """One engine in virtual time. Say what happens when, then `run`. `rows`: of one talk or render launch."""
+    """One engine in virtual time. Say what happens when, then `run`. `rows`: of one talk or render launch;
+    `context_tokens`, `session_pages`: what one session's context may take, if not what the plan says.
+    """
 
     def __init__(
         self,
@@ -59,8 +78,13 @@ class Simulation:
         lanes_target: float = 0.7,
         fails: Callable[[Launch], str] | None = None,
         face: str = "none",
+        context_tokens: int = 0,
+        session_pages: int = 0,
     ) -> None:
         self.plan = clock_plan({"face": face})
+        self.plan.context_tokens_max = context_tokens or self.plan.context_tokens_max
+        if session_pages:
+            self.plan.partitions = with_session_pages(self.plan.partitions, session_pages)
         for name in ("talk", "render"):
             self.plan.stages[name] = msgspec.structs.replace(self.plan.stages[name], batch_max=rows)
         layout = layout_of(self.plan, sessions_max, sessions_resident)

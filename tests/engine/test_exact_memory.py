@@ -23,7 +23,7 @@ from duplexd.ids import ChunkId, ConditionVersion, Epoch, SessionId
 from duplexd.memory.arena import Arena
 from duplexd.memory.layout import PartitionKind, PartitionSpec
 from duplexd.memory.pages import FoldTokens
-from duplexd.messages import AdvanceEpoch, PersonSeen, ResumePlayback
+from duplexd.messages import AdvanceEpoch, ConditionSet, PersonSeen, ResponseState, ResumePlayback
 from duplexd.models.clock import plan as clock_plan
 from duplexd.models.pocket.checkpoint import load_checkpoint
 from duplexd.models.pocket.thinker import Thinker
@@ -89,8 +89,9 @@ class ThinkingSimulation(Simulation):
         resident: int = 2,
         pages: int = 48,
         long_term: int = 0,
+        layers: int = 2,
     ) -> None:
-        tiny = Tiny(vocabulary=VOCABULARY)
+        tiny = Tiny(vocabulary=VOCABULARY, layers=layers)
         weights = load_checkpoint(write_folder(folder, tiny, random_weights(tiny)))
         self.thinker = Thinker(weights, precision="float64", context_max=256, batch_max=1)
         self.plan = plan_with(self.thinker, pages)
@@ -308,3 +309,40 @@ def test_what_slides_out_is_folded_into_long_term_tokens(tmp_path: Path) -> None
     assert live.context.ids[5:11] == [LONG_TERM] * 6
     assert [(run.label.value, run.tokens) for run in labels[:2]] == [("anchor", 5), ("long_term", 6)]
     assert simulation.core.metrics().values["tokens_long_term"] == 6
+
+
+@pytest.mark.parametrize("pages", [48, 30], ids=["tokens", "pages"])
+def test_keys_that_slid_behind_instructions_equal_a_fresh_prefill(pages: int, tmp_path: Path) -> None:
+    """A person interrupts and is interrupted, turn after turn, at either bound. With one layer a key depends on its
+    own token alone, so that what slid out leaves no trace in those that stay: nothing else may differ.
+    """
+    simulation = ThinkingSimulation(tmp_path / "tiny", seed=4, until_ms=50_000, pages=pages, layers=1)
+    listener = simulation.connect(at_ms=200, network=SimNetwork(delay=ms(12), buffer=ms(80)))
+    simulation.world.at(ms(250), lambda: ConditionSet(SessionId(1), "answer as briefly as you can"))
+    for turn in range(14):
+        listener.type(" ".join(f"word{turn}" for _ in range(14)), at=ms(400 + 2900 * turn), key=f"t{turn}")
+        listener.say(beep(900), at=ms(400 + 2900 * turn + 1300))
+    simulation.run()
+    live = simulation.core.sessions[SessionId(1)]
+
+    assert simulation.core.monitor["exchanges_slid"] > 3
+    assert live.context.ids[5:12] == live.dialogue.tokens()[5:12] == TinyDialect().instruct("answer as briefly as you can")
+    assert not [n for n in simulation.final_states().values() if ResponseState.FAILED in n]
+    check_memory(simulation)
+
+
+def test_what_slides_behind_instructions_is_folded_before_them(tmp_path: Path) -> None:
+    """Long-term tokens stand behind the anchor and before the instructions, wherever they lie in memory."""
+    simulation = ThinkingSimulation(tmp_path / "tiny", seed=2, until_ms=40_000, long_term=6)
+    folding = Folding(simulation)
+    listener = simulation.connect(at_ms=200)
+    simulation.world.at(ms(250), lambda: ConditionSet(SessionId(1), "be brief"))
+    for turn in range(8):
+        listener.type(" ".join(f"word{turn}" for _ in range(45)), at=ms(400 + 4800 * turn), key=f"t{turn}")
+    simulation.run()
+    live = simulation.core.sessions[SessionId(1)]
+
+    assert simulation.core.monitor["think_failures"] == 0
+    assert len(folding.folds) >= 3
+    assert live.context.ids[5:14] == [*[LONG_TERM] * 6, *TinyDialect().instruct("be brief")]
+    assert live.dialogue.tokens()[: len(live.context.ids)] == live.context.ids

@@ -28,6 +28,7 @@ from duplexd.memory.layout import ArenaLayout, FieldSpec, PartitionKind, Partiti
 from duplexd.memory.ledger import Lease, SlotLedger
 from duplexd.memory.pages import Move, PageLedger
 from duplexd.memory.tiers import Tiers
+from duplexd.memory.window import select_window
 from duplexd.models.average import fold_tokens
 
 CURRENT, RECENT, INGEST, ANCHOR = CacheClass.CURRENT, CacheClass.RECENT, CacheClass.INGEST, CacheClass.ANCHOR
@@ -172,8 +173,10 @@ class ArenaMachine(RuleBasedStateMachine):
             return
         assert lease.slot not in {other.slot for other in self.chunks}
         assert isnan(float(self.arena.view(lease, "k")[0])), "handed out without being told"
-        read = {one: chunk for one, chunk in self.chunks.items() if chunk.owner == session}
-        assert all(chunk.label is not CURRENT or chunk.epoch == epoch for chunk in read.values())
+        held = [one for one in self.window.held(session) if one.lease != lease]
+        read = {one.lease: self.chunks[one.lease] for one in select_window(held, epoch=epoch, recent_max=SLOTS)}
+        own = {one: chunk for one, chunk in self.chunks.items() if chunk.owner == session}
+        assert read == {one: c for one, c in own.items() if c.label is not CURRENT or c.epoch == epoch}
         expected = {one.slot: chunk.value for one, chunk in read.items()}
         chunk = self.chunks[lease] = Chunk(session, epoch, self.number(), CURRENT)
 
@@ -199,6 +202,8 @@ class ArenaMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(list(self.chunks)))
         chunk = self.chunks[lease]
         allowed = {"commit": {CURRENT}, "pin": {CURRENT, RECENT}, "discard": {CURRENT, RECENT}}[what]
+        if chunk.label is CURRENT and chunk.epoch != self.epochs[chunk.owner] and what != "discard":
+            return  # Nobody hears what died with its epoch.
         if chunk.label not in allowed:
             with pytest.raises(LedgerError):
                 self.window.discard(lease, after=None) if what == "discard" else getattr(self.window, what)(lease)
@@ -215,12 +220,20 @@ class ArenaMachine(RuleBasedStateMachine):
 
         assert self.window.slide(session, keep, after=iter(self.let_go(leaving))) == leaving
 
-    @rule(session=st.sampled_from(SESSIONS))
-    def interrupt(self, session: SessionId) -> None:
-        """A new epoch: what nobody heard goes, in the window and at the end of every context of the session."""
+    @rule(session=st.sampled_from(SESSIONS), linger=st.booleans())
+    def interrupt(self, session: SessionId, linger: bool) -> None:
+        """A new epoch: what nobody heard goes, in the window and at the end of every context of the session. In the
+        window it may linger until the next one: it is read no more all the same.
+        """
+        self.epochs[session] = Epoch(self.epochs[session] + 1)
+        self.cut_unheard(session)
+        if linger:
+            return
         dead = [one for one, chunk in self.chunks.items() if (chunk.owner, chunk.label) == (session, CURRENT)]
         for lease in dead:
             self.window.discard(lease, after=self.let_go([lease]))
+
+    def cut_unheard(self, session: SessionId) -> None:
         for context, table in self.tables.items():
             if table.owner == session:
                 runs = self.pages.labels(context)
@@ -231,7 +244,6 @@ class ArenaMachine(RuleBasedStateMachine):
                     heard += tokens
                 self.pages.cut(context, heard, after=table.works)
                 del table.values[heard:]
-        self.epochs[session] = Epoch(self.epochs[session] + 1)
 
     # Contexts ---------------------------------------------------------------------------------------------------------
 
@@ -279,45 +291,50 @@ class ArenaMachine(RuleBasedStateMachine):
             del table.values[at:]
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), drop=st.sampled_from([1, 2, 3, 5, 9]))
-    def slide(self, data: st.DataObject, drop: int) -> None:
+    @rule(data=st.data(), drop=st.sampled_from([1, 2, 3, 5, 9]), skip=st.sampled_from([0, 0, 1, 3, 4, 6]))
+    def slide(self, data: st.DataObject, drop: int, skip: int) -> None:
+        """The oldest leave, or those behind some that stay where they are."""
         context = self.some(data)
         table = self.tables[context]
-        start = PROMPT + table.folded
+        head = PROMPT + table.folded
+        skip = min(skip, len(table.values) - head)
+        start = head + skip
         drop = min(drop, len(table.values) - start)
         self.pages.commit(context, len(table.values))
-        if self.pages.away_length(context) > len(table.values) - start:
+        if self.pages.away_length(context) > len(table.values) - head:
             with pytest.raises(LedgerError, match="its long-term tokens are offloaded"):
-                self.pages.slide(context, drop)
+                self.pages.slide(context, drop, skip=skip)
             return
-        self.pages.slide(context, drop, after=iter(table.works))
+        self.pages.slide(context, drop, skip=skip, after=iter(table.works))
         del table.values[start : start + drop]
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), drop=st.sampled_from([KEEP, 5, 8, 12, 20]))
-    def compress(self, data: st.DataObject, drop: int) -> None:
+    @rule(data=st.data(), drop=st.sampled_from([KEEP, 5, 8, 12, 20]), skip=st.sampled_from([0, 0, 1, 3, 4, 6]))
+    def compress(self, data: st.DataObject, drop: int, skip: int) -> None:
         """What slides out is folded into long-term tokens, in place, by work that runs as late as it may."""
         context = self.some(data)
         table = self.tables[context]
-        drop = min(drop, len(table.values) - PROMPT - table.folded)
+        skip = min(skip, len(table.values) - PROMPT - table.folded)
+        drop = min(drop, len(table.values) - PROMPT - table.folded - skip)
         if drop < KEEP or self.pages.away_length(context):
             return
         self.pages.commit(context, len(table.values))
         fence = FenceId(self.serial + 1)
         shared = context in self.branches or context in self.branches.values()
         try:
-            order = self.pages.compress(context, drop, keep=KEEP, after=iter({*table.works, fence}))
+            order = self.pages.compress(context, drop, keep=KEEP, skip=skip, after=iter({*table.works, fence}))
         except LedgerError as error:
             assert "a branch shares" in str(error)  # noqa: PT017
             assert shared
             return
-        start = PROMPT + table.folded
-        known, leaving = table.values[PROMPT:start], table.values[start : start + drop]
+        head = PROMPT + table.folded
+        start = head + skip
+        known, stays, leaving = table.values[PROMPT:head], table.values[head:start], table.values[start : start + drop]
         expected = torch.tensor([[*known, *leaving]], dtype=torch.float64)[..., None]
         where = torch.arange(len(expected[0]))
         target = where[:KEEP]
         fold_tokens([expected], where[len(known) :], target, first=order.first, keep=0.75)
-        table.values[PROMPT : start + drop] = expected[0, :KEEP, 0].tolist()
+        table.values[PROMPT : start + drop] = [*expected[0, :KEEP, 0].tolist(), *stays]
         table.folded = KEEP
         sources, written = (array("q", slots).tolist() for slots in (order.sources, order.target))
 
@@ -417,10 +434,14 @@ class ArenaMachine(RuleBasedStateMachine):
     @invariant()
     def a_stale_lease_always_raises(self) -> None:
         for lease in self.stale:
-            with pytest.raises(StaleLease):
-                self.window.check_lease(lease)
+            for use in (self.window.check_lease, self.window.commit, self.window.pin, self.give_back_again):
+                with pytest.raises(StaleLease):
+                    use(lease)
         for lease in self.chunks:
             self.window.check_lease(lease)
+
+    def give_back_again(self, lease: Lease) -> None:
+        self.window.discard(lease, after=None)
 
     def teardown(self) -> None:
         """Who is still there is brought back and read a last time; then everything is free."""
