@@ -83,6 +83,17 @@ SESSIONS_LISTED_MAX = 32  #: sessions whose bytes are told one by one: those tha
 RIDERS_LOOKED_AT = 4  #: offers looked at for each row that is free: a launch does not search a thousand for one rider
 STARVED_AFTER = Nanos(NANOS_PER_SECOND)  #: work that was ready and found no lane for so long
 LOAD_AGE_MAX = Nanos(20 * NANOS_PER_MS)
+RECOUNT_EVERY = Nanos(5 * NANOS_PER_MS)  #: who is short asks for the same pages round after round
+#: Counters that tell how memory comes and goes; they stand at 0 from the start.
+RESIDENCY_COUNTS = (
+    "preload_hits",  #: memory was back before the thinker needed it
+    "preload_misses",  #: the thinker had to wait for a copy that was admitted
+    "preload_skips",  #: not admitted; `preloads_*` say why
+    "preloads_unused",  #: the thinker was not needed after all
+    *(f"preloads_{verdict.name.lower()}" for verdict in Verdict),
+    *("restores_early", "restores_late", "pages_offloaded", "pages_restored", "transfers_failed"),
+    *("offload_us", "restore_us", "evictions", "evictions_in_line"),
+)
 ANCHOR_SESSION = SessionId(0)  #: the anchor's prefill is nobody's session
 
 
@@ -129,10 +140,15 @@ class EngineCore:
         self._out: list[Any] = []
         self._work_of: dict[WorkId, tuple[SessionId, ...]] = {}
         self._transfers: dict[WorkId, Transfer] = {}
+        self._onsets: dict[SessionId, Nanos] = {}  #: when a voice began for which the thinker has not been needed yet
+        self._preloads: dict[SessionId, None] = {}  #: admitted, and the thinker has not been needed yet
+        self._recounted_at = Nanos(-RECOUNT_EVERY)
         self._last_work = 0
         self._timers: Agenda[SessionId] = Agenda()
         self._slotless: dict[SessionId, None] = {}  #: sessions with a chunk that waits for an output slot
         self._load: Load | None = None
+        for name in RESIDENCY_COUNTS if mover is not None else ():
+            self.monitor.count(name, 0)
         self._now = Nanos(0)
         self._ready = False
         self._next_progress = Nanos(0)
@@ -303,6 +319,7 @@ class EngineCore:
         self._timers.remove(session.id)
         self._slotless.pop(session.id, None)
         self._scheduler.forget(session.id)
+        self._end_voice(session.id)
         session.close()
         self._count_ended(session)
         if session.in_flight:
@@ -310,6 +327,7 @@ class EngineCore:
         self.monitor.count("sessions_closed")
         self._watch_until = Nanos(self._now + 3 * METRICS_EVERY)
         self._seat(self.residency.forget(session.id), self._now)
+        self._go_on_preloading(self._now)
 
     def _count_ended(self, session: Session) -> None:
         """What it made and nobody has heard by now, nobody will."""
@@ -448,9 +466,12 @@ class EngineCore:
     def _begin(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
         """One session's share of a launch; None when it cannot start now."""
         session = self.sessions[work.session]
-        if work.role is Role.THINK and not session.context_of(work).readable:
-            self._restore(session, session.context_of(work), now, early=False)
-            return None
+        if work.role is Role.THINK and self._mover is not None:
+            context = session.context_of(work)
+            self._note_needed(session.id, readable=context.readable, now=now)
+            if not context.readable:
+                self._restore(session, context, now, early=False)
+                return None
         launch = session.launch(work, work_id, now)
         if launch is None and work.role is Role.THINK and self.stores.pages.refusal is Refusal.PARTITION_FULL:
             self._make_room(PAGES_A_STEP + FEED_LONGEST // self.stores.pages.spec.page_tokens, now)
@@ -462,19 +483,25 @@ class EngineCore:
     def _place(self, session: Session, now: Nanos) -> None:
         """Give it a place when it needs one, take the place back when it does not."""
         if session.needs_place:
-            if not session.wants_place:
+            began = not session.wants_place
+            if began:
                 self._note_gap(session, now)
+                if session.utterance is not None and self._mover is not None:
+                    self._onsets[session.id] = now
             session.wants_place = True
-            had, session.has_place = session.has_place, self.residency.need(session.id)
-            if self._policy.preloads and session.has_place and not had and not session.context.readable:
+            had, session.has_place = session.has_place, self.residency.need(session.id, self._pages_of(session))
+            # At the onset, in line or not, and again when its place comes: then there is room for it.
+            if began or (session.has_place and not had):
                 self._preload(session, now)
         elif session.wants_place:
             session.wants_place = session.has_place = False
-            pages = self.stores.pages.offloadable(session.context.id)
+            self._end_voice(session.id)
+            pages = self._leavable(session)
             # Whose playback is not known leaves first, least recently used first: of nobody's known, that is LRU.
             known = self._policy.eviction is Eviction.NEXT_USE and not session.timeline.assumed
             self.residency.index.note_playback(session.id, session.quiet_since if known else None)
             self._seat(self.residency.rest(session.id, pages, now), now)
+            self._go_on_preloading(now)
 
     def _seat(self, seated: Sequence[SessionId], now: Nanos) -> None:
         for session_id in seated:
@@ -484,18 +511,67 @@ class EngineCore:
         if session.quiet_since is not None:
             self.residency.index.note_reply_gap(session.id, Nanos(now - session.quiet_since))
 
+    def _pages_of(self, session: Session) -> int:
+        """Of its context, in the arena and in host memory."""
+        pages = self.stores.pages
+        return pages.owned(session.id) + pages.away_pages(session.context.id)
+
+    def _leavable(self, session: Session) -> int:
+        """Pages that may leave now."""
+        return self.stores.pages.offloadable(session.context.id) if session.context.settled else 0
+
+    def _note_needed(self, session_id: SessionId, *, readable: bool, now: Nanos) -> None:
+        """The thinker is needed: how long after the onset, and was the memory back by then."""
+        if (onset := self._onsets.pop(session_id, None)) is not None:
+            self.residency.first_words.note(Nanos(now - onset))
+        if session_id in self._preloads:
+            del self._preloads[session_id]
+            self.monitor.count("preload_hits" if readable else "preload_misses")
+
+    def _end_voice(self, session_id: SessionId) -> None:
+        """It rests, or has closed, and the thinker was perhaps never needed."""
+        self._onsets.pop(session_id, None)
+        if session_id in self._preloads:
+            del self._preloads[session_id]
+            self.monitor.count("preloads_unused")
+
     def _preload(self, session: Session, now: Nanos) -> None:
-        """A person begins to speak to a character whose memory is away: bring it back now if that can hide."""
+        """A person speaks to a character whose memory is away: bring it back now if that can hide.
+
+        Typed words need the thinker at once: nothing can hide behind them, and nothing is judged.
+        """
+        onset = self._onsets.get(session.id)
+        away = onset is not None and not session.context.readable and session.id not in self._preloads
+        if onset is None or not away or not self._policy.preloads:
+            return
         pages = self.stores.pages.away_pages(session.context.id)
-        verdict = self.residency.judge_preload(pages, queued=self._queued_moves())
+        verdict = self.residency.judge_preload(
+            session.id,
+            pages,
+            short=self.residency.short(pages, free=self.stores.pages.free_count),
+            queued=self._queued_moves(),
+            spoken=Nanos(now - onset),
+        )
         self.monitor.count(f"preloads_{verdict.name.lower()}")
-        if verdict is Verdict.HIDEABLE:
-            self._restore(session, session.context, now, early=True)
+        if verdict is not Verdict.HIDEABLE:
+            self.monitor.count("preload_skips")
+            return
+        self._preloads[session.id] = None
+        self._restore(session, session.context, now, early=True)
+
+    def _go_on_preloading(self, now: Nanos) -> None:
+        """A copy has ended, or pages came free: what was admitted and had no room begins now."""
+        for session_id in tuple(self._preloads):
+            session = self.sessions[session_id]
+            if not session.context.readable:
+                self._restore(session, session.context, now, early=True)
 
     def _queued_moves(self) -> Nanos:
+        """Time of the copies that run or wait: each launch has its overhead, and the bytes move at the lane's pace."""
         assert self._mover is not None
         pages = sum(transfer.pages for transfer in self._transfers.values())
-        return Nanos(self._mover.cost.predict_us(rows=len(self._transfers), units=pages) * 1000)
+        moving = self.residency.pace.time_of(pages * self.residency.page_bytes)
+        return Nanos(moving + len(self._transfers) * self._mover.cost.fixed_us * 1000)
 
     def _restore(self, session: Session, context: Context, now: Nanos, *, early: bool) -> None:
         """Order the copy back of all that is away, or room for it first."""
@@ -514,25 +590,45 @@ class EngineCore:
         """Order the copies out of those who are needed last; the pages are free when the copies have ended."""
         if self._mover is None:
             return  # Everybody fits: what is short is on its way back behind a fence.
-        ledger = self.stores.pages
-        chosen = self.residency.choose(pages, free=ledger.free_count, now=now)
-        if not chosen:
+        short = self.residency.short(pages, free=self.stores.pages.free_count)
+        short = self._send_resting(short, now)
+        if short and now - self._recounted_at >= RECOUNT_EVERY:
+            self._recounted_at = now
             self._count_again()
-            chosen = self.residency.choose(pages, free=ledger.free_count, now=now)
-        for candidate in chosen:
-            session = self.sessions[candidate.session]
-            self._last_work += 1
-            work = WorkId(self._last_work)
-            moves = session.context.offload(work, pages_max=pages)
-            left = ledger.offloadable(session.context.id)
-            self.residency.left(session.id, work, len(moves), still=left if moves else 0)
-            if moves:
-                self._transfer(work, session, session.context, moves, leaving=True, now=now)
+            short = self._send_resting(short, now)
+        for session_id in self.residency.in_line_unprotected() if short else ():
+            session = self.sessions[session_id]
+            if short and self._leavable(session):
+                self.monitor.count("evictions_in_line")
+                short = max(0, short - self._send_away(session, short, now))
+
+    def _send_resting(self, short: int, now: Nanos) -> int:
+        """Let those leave who are needed last until enough pages do; returns how many are still short.
+
+        Whoever is chosen and cannot leave is no candidate any more, so this ends.
+        """
+        while chosen := self.residency.choose(short, now):
+            for candidate in chosen:
+                short = max(0, short - self._send_away(self.sessions[candidate.session], short, now))
+                if not short:
+                    break
+        return short
+
+    def _send_away(self, session: Session, pages_max: int, now: Nanos) -> int:
+        """Order the last pages of a session out, at most so many; returns how many leave."""
+        self._last_work += 1
+        work = WorkId(self._last_work)
+        moves = session.context.offload(work, pages_max=pages_max)
+        self.residency.left(session.id, work, len(moves))
+        if moves:
+            self.monitor.count("evictions")
+            self._transfer(work, session, session.context, moves, leaving=True, now=now)
+        return len(moves)
 
     def _count_again(self) -> None:
         """Pages that a fence still guarded when their session came to rest may leave by now."""
         for session in self.sessions.values():
-            self.residency.recount(session.id, self.stores.pages.offloadable(session.context.id))
+            self.residency.recount(session.id, self._leavable(session))
 
     def _transfer(
         self, work: WorkId, session: Session, context: Context, moves: Sequence[Move], *, leaving: bool, now: Nanos
@@ -555,13 +651,19 @@ class EngineCore:
         self.stores.fence_passed(FenceId(event.work))
         self.residency.gone(event.work)
         lost = isinstance(event, StageFailed)
+        if isinstance(event, StageFinished):
+            took = Nanos(event.ended_at - event.started_at)
+            self.residency.pace.note(transfer.pages * self.residency.page_bytes, took)
         transfer.context.moved(event.work, lost=lost)
-        if lost and transfer.session in self.sessions:
-            self.sessions[transfer.session].copy_lost()
+        if (session := self.sessions.get(transfer.session)) is not None:
+            if lost:
+                session.copy_lost()
+            self.residency.recount(session.id, self._leavable(session))
         self.monitor.count(
             "transfers_failed" if lost else "pages_offloaded" if transfer.leaving else "pages_restored", transfer.pages
         )
         self.monitor.count("offload_us" if transfer.leaving else "restore_us", (now - transfer.ordered_at) // 1000)
+        self._go_on_preloading(now)
         for session in list(self.sessions.values()):
             if session.has_place:
                 self._touch(session, now)

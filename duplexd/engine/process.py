@@ -147,6 +147,7 @@ def residency_of(
         page_bytes=pages.slot_bytes,
         pages=pages.count - pages.shared_slots,
         bytes_per_second=pages.slot_bytes * 1_000_000 // page_us if page_us else 0,
+        session_pages=pages.session_slots,
     )
 
 
