@@ -79,6 +79,7 @@ from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks, ms_from_
 PROGRESS_EVERY = Nanos(100 * NANOS_PER_MS)
 METRICS_EVERY = Nanos(NANOS_PER_SECOND)
 PAGES_A_STEP = 4  #: what one think step takes beside its feed: the tokens it decodes, one page begun by a cut
+CONTEXTS_A_LOOK = 8  #: whose pages are counted again at one look, ten looks a second: 0.07 ms for each of 60 pages
 SESSIONS_LISTED_MAX = 32  #: sessions whose bytes are told one by one: those that hold most
 RIDERS_LOOKED_AT = 4  #: offers looked at for each row that is free: a launch does not search a thousand for one rider
 STARVED_AFTER = Nanos(NANOS_PER_SECOND)  #: work that was ready and found no lane for so long
@@ -720,13 +721,14 @@ class EngineCore:
 
     def _report(self, now: Nanos) -> None:
         self._next_progress = Nanos(now + PROGRESS_EVERY)
+        self.stores.pages.usage(contexts_max=CONTEXTS_A_LOOK)
         for session in self.sessions.values():
             if session.reply is not None:
                 self._emit(session.progress(now))
         if now >= self._next_metrics:
             self._next_metrics = Nanos(now + METRICS_EVERY)
             self._look(now)
-            self._emit(self.metrics())
+            self._emit(self.metrics(contexts_max=CONTEXTS_A_LOOK))
 
     def _look(self, now: Nanos) -> None:
         """Once a second: who starves, how much face there is time for, and how many may have a place from now on."""
@@ -807,9 +809,14 @@ class EngineCore:
         sessions = {name: one.pressure(self._now) for name, one in self.sessions.items()}
         return Pressure(self.load(), MappingProxyType(sessions))
 
-    def metrics(self) -> Metrics:
-        """Counters, and what is held now: the baseline that every close returns to."""
-        usage = self.stores.pages.usage()
+    def metrics(self, *, contexts_max: int | None = None) -> Metrics:
+        """Counters, and what is held now: the baseline that every close returns to.
+
+        Args:    contexts_max: contexts whose pages are counted again, of those that have changed; None: all of them.
+                 The engine itself looks at a few ten times a second, so that no look takes long; under load the
+                 figures by class are as old as that makes them.
+        """
+        usage = self.stores.pages.usage(contexts_max=contexts_max)
         values = self.monitor.values()
         values |= {
             "sessions": float(len(self.sessions)),
@@ -830,12 +837,18 @@ class EngineCore:
         if self.stores.face is not None:
             values |= self._face_values(self.stores.face)
         values |= {f"tokens_{kind.value}": float(count) for kind, count in usage.tokens.items()}
-        values |= {f"bytes_{kind.value}": float(count * usage.page_bytes) for kind, count in usage.pages.items()}
+        values |= {f"bytes_{kind.value}": float(held) for kind, held in self.stores.bytes_by_class(usage).items()}
         values |= {f"page_{act}": float(count) for act, count in sorted(self.stores.pages.counts.items())}
+        values |= {f"slot_{act}": float(count) for act, count in sorted(self.stores.slot_counts().items())}
+        index = self.residency.index
+        values |= {
+            "protections_refused": float(index.protections_refused),
+            "protected_bytes": float(index.protected_bytes),
+        }
         values["bytes_long_term"] += (
             values["pages_away"] * usage.page_bytes
         )  # in host memory, whatever they were before
-        held = [self.stores.bytes_of(session) for session in (*self.sessions, *self._closing)]
+        held = self.stores.bytes_of_all((*self.sessions, *self._closing))
         listed = nlargest(SESSIONS_LISTED_MAX, held, key=lambda one: one.arena + one.host)
         values["session_bytes_max"] = float(max((one.arena + one.host for one in listed), default=0))
         values["session_bytes_all"] = float(sum(one.arena + one.host for one in held))

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ import msgspec
 
 from duplexd.errors import ArenaFull, LedgerError
 from duplexd.ids import ContextId, FenceId, SlotId
+from duplexd.memory.census import LIFE, Census
 from duplexd.memory.classes import RULES, CacheClass, Eviction
 from duplexd.memory.guards import After, Freed, Guards, Passed, none_passed
 from duplexd.memory.layout import PartitionKind, PartitionSpec
@@ -128,8 +130,8 @@ class _Context:
         return len(self.slots) + self.away_tokens
 
 
-#: Lives longest first.
-_LIFE = (CacheClass.ANCHOR, CacheClass.LONG_TERM, CacheClass.RECENT, CacheClass.INGEST, CacheClass.CURRENT)
+#: What a page ledger counts of what it did.
+COUNTED = ("leases", "commits", "discards", "cuts", "slides", "folds")
 
 
 class PageLedger:
@@ -161,7 +163,8 @@ class PageLedger:
         self.contexts_max = contexts_max
         self.host = host
         self.refusal: Refusal | None = None  #: why the last `append` said no; None after a yes
-        self.counts: Counter[str] = Counter()  #: what was done so far: pages leased, cuts, ...
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))  #: what was done so far: pages leased, cuts, ...
+        self._census = Census()
         self._page_tokens = spec.page_tokens
         self._freed = freed
         self._guards = Guards(passed)
@@ -218,6 +221,8 @@ class PageLedger:
         self._drop(old.extents[shared:], self._guards.pending(after))
         del self._contexts[branch]
         self._contexts[trunk] = new
+        self._census.note_gone(branch)
+        self._census.note(trunk)
 
     def close(self, context: ContextId, *, after: After) -> None:
         """Drop a context, its anchors too. Pages others refer to stay. Raises LedgerError when it is not open."""
@@ -226,6 +231,7 @@ class PageLedger:
         self._forget_away(table, table.away_tokens, pending)
         self._drop(table.extents, pending)
         del self._contexts[context]
+        self._census.note_gone(context)
 
     def _check_contexts(self, owner: Owner) -> None:
         if len(self._contexts) >= self.contexts_max:
@@ -239,6 +245,7 @@ class PageLedger:
         context.writer = self._serial
         identity = ContextId(self._serial)
         self._contexts[identity] = context
+        self._census.note(identity)
         return identity
 
     def _branch(self, source: _Context, at: int, owner: Owner) -> _Context:
@@ -269,6 +276,7 @@ class PageLedger:
         self.refusal = self._refuse(table, pages)
         if self.refusal is not None:
             return False
+        self._census.note(context)
         if room:
             self._fill_tail(table, room)
         for first in range(room, tokens, self._page_tokens):
@@ -283,6 +291,7 @@ class PageLedger:
         surplus = table.length - at
         if not surplus:
             return
+        self._census.note(context)
         _trim_runs(table.runs, surplus)
         table.committed = min(table.committed, at)
         self.counts["cuts"] += 1
@@ -306,6 +315,7 @@ class PageLedger:
         """
         table = self._context(context)
         self._check_slide(context, table, drop)
+        self._census.note(context)
         if drop:
             self._slide(table, drop, self._guards.pending(after))
 
@@ -330,6 +340,7 @@ class PageLedger:
         for page in {slot // self._page_tokens for slot in target}:
             if sum(extent.page == page for extent in table.extents) != self._references[page]:
                 raise LedgerError(f"context {context}: a branch shares its long-term tokens; decide on it first")
+        self._census.note(context)
         fold = FoldTokens(table.slots[start : start + drop].tobytes(), target.tobytes(), first)
         if first:
             table.runs = [Run(CacheClass.LONG_TERM, keep), *_without_first_runs(table.runs, keep)]
@@ -487,6 +498,7 @@ class PageLedger:
         if self.host is None:
             raise LedgerError(f"{self.spec.name} has no host memory to offload context {context} to")
         moves = []
+        self._census.note(context)
         for extent in self._leaving(table)[:pages_max]:
             lease = self.host.lease(table.owner, CacheClass.LONG_TERM, stage=self.spec.name)
             if lease is None:
@@ -510,6 +522,7 @@ class PageLedger:
         if self.host is None or self.refusal is not None:
             return None
         moves = []
+        self._census.note(context)
         pending = self._guards.pending(fence)
         for away in table.away:
             page = self._fill_page(table, away.tokens, offset=away.offset)
@@ -562,6 +575,7 @@ class PageLedger:
     def pin(self, context: ContextId) -> None:
         """Everything so far becomes ANCHOR: from now on it is not cut, not slid, and not moved."""
         table = self._resident(context)
+        self._census.note(context)
         table.pinned = table.committed = len(table.slots)
         table.runs = []
 
@@ -573,6 +587,7 @@ class PageLedger:
         table = self._context(context)
         if not 0 <= upto <= table.length:
             raise LedgerError(f"context {context} has {table.length} tokens; cannot commit up to {upto}")
+        self._census.note(context)
         start = table.length
         later: list[Run] = []
         while table.runs and start > table.committed:
@@ -613,7 +628,10 @@ class PageLedger:
 
     def labels(self, context: ContextId) -> list[Run]:
         """Classes of all tokens, oldest first, as runs. What is offloaded is LONG_TERM until it is back."""
-        table = self._context(context)
+        return self._labels(self._context(context))
+
+    @staticmethod
+    def _labels(table: _Context) -> list[Run]:
         resident = list(table.runs)
         if away := table.away_tokens:
             _trim_runs(resident, away)
@@ -632,6 +650,11 @@ class PageLedger:
         return self._owned.get(owner, 0)
 
     @property
+    def owned_by(self) -> Mapping[Owner, int]:
+        """The same, of everybody who has any."""
+        return self._owned
+
+    @property
     def free_count(self) -> int:
         """Pages that can be taken now."""
         return len(self._free)
@@ -641,15 +664,39 @@ class PageLedger:
         """Pages no context refers to that a fence still guards."""
         return sum(1 for page in self._owners if not self._references[page])
 
-    def usage(self) -> Usage:
-        """Pages and tokens by class. O(pages); for figures and tests, not for the hot path."""
+    def usage(self, *, contexts_max: int | None = None) -> Usage:
+        """Pages and tokens by class.
+
+        Args:    contexts_max: look at so many of the contexts that have changed since the last time, and count the
+                 others as they were; None: at all of them.
+        Cost:    O(extents of the contexts that are looked at).
+        """
+        census = self._census
+        for identity in census.changed(contexts_max):
+            table = self._contexts.get(identity)
+            if table is None:
+                census.tell(identity)
+            else:
+                labels = self._labels(table)
+                census.tell(identity, labels, _labelled_pages(labels, table.extents))
+        return Usage(
+            free=self.free_count,
+            retiring=max(0, len(self._owners) - census.pages_count),
+            shared=census.shared_count,
+            pages=dict(census.pages),
+            tokens=dict(census.tokens),
+            page_bytes=self.spec.slot_bytes,
+        )
+
+    def _usage_counted(self) -> Usage:
+        """The plain version: every context looked at. O(pages)."""
         tokens = dict.fromkeys(CacheClass, 0)
         best: dict[int, CacheClass] = {}
-        for identity, table in self._contexts.items():
-            for label, count in self.labels(identity):
+        for table in self._contexts.values():
+            for label, count in self._labels(table):
                 tokens[label] += count
-            for page, label in _labelled_pages(self.labels(identity), table.extents):
-                best[page] = min(best.get(page, label), label, key=_LIFE.index)
+            for page, label in _labelled_pages(self._labels(table), table.extents):
+                best[page] = min(best.get(page, label), label, key=LIFE.index)
         pages = {label: list(best.values()).count(label) for label in CacheClass}
         return Usage(
             free=self.free_count,
@@ -718,6 +765,7 @@ class PageLedger:
             "a guarded page is free": not waiting.isdisjoint(self._free),
             "owners are counted wrongly": self._owned
             != {owner: list(self._owners.values()).count(owner) for owner in self._owners.values()},
+            "pages and tokens by class are counted wrongly": self.usage() != self._usage_counted(),
             "a page is filled less than its extents say": any(
                 extent.end > self._filled[extent.page] for table in self._contexts.values() for extent in table.extents
             ),
