@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from duplexd.engine.admission import Aimd, taken
+from duplexd.engine.admission import Aimd, Door, taken
 from duplexd.engine.bargein import BargeInRule
 from duplexd.engine.dialogue import Context, Dialogue
 from duplexd.engine.face import PICTURE_FACTS
@@ -109,18 +109,19 @@ class EngineCore:
         policy: SchedulingPolicy,
         endpoint: EndpointRule,
         barge_in: BargeInRule,
-        sessions_max: int,
+        door: Door,
         residency: Residency,
         place_wait: Nanos,
         speculation: SpeculationTunables,
         mover: StageSpec | None = None,
         admission: Aimd | None = None,
         cores: int | None = None,
+        governor: Governor | None = None,
     ) -> None:
         self.plan = plan
         self.stores = stores
         self.monitor = Monitor(_ways_of(plan))
-        self.governor = Governor()
+        self.governor = governor or Governor()
         self._frames_seen = FramesCounted(0, 0, {})  #: as counted at the last look
         self._face_lanes = face_lanes(plan.stages.values())
         self.sessions: dict[SessionId, Session] = {}
@@ -128,7 +129,7 @@ class EngineCore:
         self._policy = policy
         self._endpoint = endpoint
         self._barge_in = barge_in
-        self._sessions_max = sessions_max
+        self._door = door
         self.residency = residency
         self._place_wait = place_wait
         self._speculation = speculation
@@ -219,8 +220,8 @@ class EngineCore:
     # Sessions ------------------------------------------------------------------------------------------------------
 
     def _open(self, fact: SessionOpened, now: Nanos) -> None:
-        reason = self._refusal(fact.session)
-        if not reason:
+        refused = self._refusal(fact.session)
+        if refused is None:
             try:
                 self.sessions[fact.session] = Session(
                     session=fact.session,
@@ -240,29 +241,42 @@ class EngineCore:
                     governor=self.governor,
                     now=now,
                 )
-            except SessionRefused as refused:
+            except SessionRefused as error:
                 self.stores.close_session(fact.session, after=None)
-                reason = str(refused)
-        if reason:
+                refused = RefuseSession(fact.session, str(error), "no_slot")
+        if refused is not None:
             self.monitor.count("sessions_refused")
-            self._emit(RefuseSession(fact.session, reason))
+            self.monitor.count(f"sessions_refused_{refused.code}")
+            self._emit(refused)
             return
         self.monitor.count("sessions_admitted")
         self._next_progress = Nanos(now + PROGRESS_EVERY)
         self._emit(AdmitSession(fact.session))
         self._touch(self.sessions[fact.session], now)
 
-    def _refusal(self, session: SessionId) -> str:
-        """Why this session cannot be admitted, '' if it can. The text names what is missing (DESIGN §5 rule 9)."""
+    def _refusal(self, session: SessionId) -> RefuseSession | None:
+        """Why this session cannot be admitted: what is missing, and by how much (DESIGN §5 rule 9)."""
         if not self._ready:
-            return f"session {session}: the engine is still loading; try again in a few seconds"
-        held = len(self.sessions) + len(self._closing)
-        if held >= self._sessions_max:
-            return (
-                f"session {session}: {len(self.sessions)} of {self._sessions_max} sessions are open; "
-                "wait for one to end or raise sessions_max"
+            return RefuseSession(
+                session, f"session {session}: the engine is still loading; try again in a few seconds", "loading"
             )
-        return ""
+        refused = self._door.refuses(
+            open_count=len(self.sessions), closing_count=len(self._closing), places=self.residency.places
+        )
+        if refused is None:
+            return None
+        return RefuseSession(session, f"session {session}: {refused.sentence}", refused.code, refused.shortage)
+
+    def describe_admission(self) -> str:
+        """One sentence: how many are let in, and how many of them may talk at once."""
+        places = self.residency.places
+        admitted = self._door.count(places)
+        said = f"{admitted} of sessions_max {self._door.sessions_max} are let in, {places.count} may talk at once"
+        if admitted == self._door.sessions_max:
+            return f"{said} ({places.shortage})"
+        refused = self._door.refuses(open_count=admitted, closing_count=0, places=places)
+        assert refused is not None
+        return f"{said} ({places.shortage}); one more would be refused: {refused.sentence}"
 
     def _handle_session(self, event: Any, now: Nanos) -> None:
         session = self.sessions.get(event.session)
@@ -709,7 +723,7 @@ class EngineCore:
     def _engine_ready(self) -> EngineReady:
         return EngineReady(
             model=self.plan.name,
-            sessions_max=self._sessions_max,
+            sessions_max=self._door.sessions_max,
             sample_rate=self.plan.sample_rate,
             takes=tuple(Modality(name) for name in self.plan.takes),
             cut=self.plan.cut.value,
@@ -829,6 +843,7 @@ class EngineCore:
             "pages_away": float(
                 0 if self.stores.host is None else self.stores.host.spec.count - self.stores.host.free_count
             ),
+            "sessions_admitted_max": float(self._door.count(self.residency.places)),
             "places": float(self.residency.places.count),
             "places_taken": float(self.residency.seated_count),
             "places_waited_for": float(self.residency.waiting_count),

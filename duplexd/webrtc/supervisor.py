@@ -27,7 +27,7 @@ from duplexd.channel import PICTURES_PER_SLOT, Channel, MediaShape, SharedMedia
 from duplexd.config import NO_FACE, Config, face_of, named_options
 from duplexd.errors import ChannelClosed, ChannelFull
 from duplexd.messages import EngineReady, FreeSlots, MediaArrived, Metrics, SessionBytes, pack, unpack_news
-from duplexd.units import BLOCK_SAMPLES, NANOS_PER_SECOND, Nanos
+from duplexd.units import BLOCK_SAMPLES, NANOS_PER_SECOND, Nanos, bytes_from_text
 
 IN_SLOTS_PER_SESSION = 24
 OUT_SLOTS_PER_SESSION = 8
@@ -130,6 +130,8 @@ class Supervisor:
                 "media": shape,
                 "sessions_max": config.sessions_max,
                 "sessions_resident": config.sessions_resident,
+                "memory_bytes": bytes_from_text(config.memory) if config.memory else 0,
+                "face_least": config.face_least,
                 "place_wait_ms": config.place_wait_ms,
                 "lanes_target": config.lanes_target,
                 "policy": config.policy,

@@ -31,7 +31,7 @@ from duplexd.errors import InputRefused
 from duplexd.ids import SessionId
 from duplexd.media.line import Line
 from duplexd.units import Nanos
-from duplexd.webrtc.frontend import Frontend, Refused
+from duplexd.webrtc.frontend import Frontend, Refused, shortage_of
 from duplexd.webrtc.peer import Peer
 from duplexd.webrtc.realtime.broadcast import BroadcastRoutes
 from duplexd.webrtc.realtime.faults import Fault
@@ -120,7 +120,7 @@ async def refusals(
     except Refusal as refusal:
         answer = refusal.answer()
     except Refused as refused:
-        answer = Refusal(refused.status, refused.code, str(refused)).answer()
+        answer = Refusal(refused.status, refused.code, str(refused), more=shortage_of(refused)).answer()
     except Fault as fault:
         answer = Refusal(400, fault.code, str(fault), param=fault.param).answer()
     except InputRefused as refused:
