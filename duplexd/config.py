@@ -48,6 +48,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lanes_target: float = 0.7
     model: str = "pocket"  #: model family, by entry point
     thinker: str = ""  #: pocket: another thinker, a GGUF file or a Hugging Face folder (Llama or Qwen architecture)
+    batch_max: int = 0  #: pocket: sessions that think in one launch; 0: the model's own
     long_term: int = 0  #: pocket: tokens that what slides out of a full context is folded into; 0: it is forgotten
     #: whose face the person sees: a character of the model, a TOML file of one, none; auto: the model's own
     face: str = "auto"
@@ -151,6 +152,7 @@ def check(config: Config) -> Config:
             config.face_least in FACE_LEVELS,
             f"face_least is {config.face_least!r}; it is one of {', '.join(FACE_LEVELS)}",
         ),
+        (0 <= config.batch_max <= 64, f"batch_max is {config.batch_max}; it lies in 0..64"),
         (0 <= config.long_term <= 64, f"long_term is {config.long_term}; it lies in 0..64"),
         (0 <= config.lanes_target <= 1, f"lanes_target is {config.lanes_target}; it lies in 0..1"),
         (0 <= config.place_wait_ms <= 60_000, f"place_wait_ms is {config.place_wait_ms}; it lies in 0..60000"),

@@ -132,17 +132,27 @@ def _together(footprint: Footprint, memory_bytes: int, *, most: int) -> _Togethe
 
 
 def _rows(footprint: Footprint, layout: ArenaLayout) -> tuple[Row, ...]:
-    """Sections that the model has; weights outside the partitions are in the first row."""
+    """Sections that the model has. Weights outside the partitions are in the first row; anchors that lie within windows
+    and pages are in theirs.
+    """
     rows = []
     for section in Section:
         specs = [spec for spec in layout.partitions.values() if section_of(spec) is section]
         names = [spec.name for spec in specs]
         total = sum(layout.partition_bytes(name) for name in names)
+        session = sum(spec.session_slots * spec.slot_bytes for spec in specs)
+        if section is Section.ANCHORS:
+            within = [spec for spec in layout.partitions.values() if spec.anchor_bytes and spec not in specs]
+            names += [f"within {spec.name}" for spec in within]
+            total += sum(spec.anchor_bytes for spec in within)
+            session += sum(spec.anchor_slots * spec.slot_bytes for spec in within)
+        else:
+            total -= sum(spec.anchor_bytes for spec in specs)
+            session -= sum(spec.anchor_slots * spec.slot_bytes for spec in specs)
         if section is Section.WEIGHTS and footprint.weights_bytes:
             total += footprint.weights_bytes
             names.append(footprint.weights_held)
         if names:
-            session = sum(spec.session_slots * spec.slot_bytes for spec in specs)
             rows.append(Row(section, "; ".join(name for name in names if name), total, session))
     return tuple(rows)
 

@@ -122,6 +122,8 @@ class Supervisor:
         options = {"thinker": config.thinker} if config.thinker else {}
         if (face := face_of(config)) != NO_FACE:
             options["face"] = face
+        if config.batch_max:
+            options["batch_max"] = str(config.batch_max)
         if config.long_term:
             options["long_term"] = str(config.long_term)
         return msgspec.json.encode(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from duplexd.channel import MediaShape
+from duplexd.config import FACE_LEVELS
 from duplexd.engine.admission import Door, Places, places_of
-from duplexd.engine.governor import LEVELS, levels_down_to, share_of
+from duplexd.engine.governor import LEVELS, Seen, levels_down_to, share_of
+from duplexd.engine.process import EngineConfig, core_of, layout_of, resident_of
 from duplexd.errors import ConfigError
 from duplexd.messages import AdmitSession, RefuseSession, Shortage
+from duplexd.models.clock import plan as clock_plan
 from duplexd.streams.stage import CostModel, PayloadKind, Role, StageSpec
 from tests.engine.simulation import Simulation
 
@@ -152,3 +157,30 @@ def test_the_engine_refuses_at_the_door_and_counts_why() -> None:
     assert refusal.shortage == Shortage("arena", 3 * context_bytes, 2 * context_bytes, "bytes")
     assert core.monitor["sessions_refused_no_memory"] == core.monitor["sessions_refused"] == 1
     assert core.metrics().values["sessions_admitted_max"] == 16
+
+
+def test_a_budget_of_bytes_says_how_many_are_resident() -> None:
+    """Six sessions in room for two whole contexts: the arena keeps to the bytes, and idle ones leave."""
+    plan = clock_plan({"face": "none"})
+    budget = layout_of(plan, 6, 2).total_bytes
+    media = MediaShape(in_slots=1, in_samples=1, out_slots=1, out_samples=1)
+    config = EngineConfig(model="clock", media=media, sessions_max=6, memory_bytes=budget)
+
+    assert resident_of(config, plan) == 2
+    assert resident_of(msgspec.structs.replace(config, memory_bytes=0), plan) == 0
+    with pytest.raises(ConfigError, match=r"clock with sessions_max 6 does not fit .*lower sessions_max to 2"):
+        resident_of(msgspec.structs.replace(config, memory_bytes=budget // 2), plan)
+
+
+def test_the_levels_one_may_name_are_those_of_the_governor() -> None:
+    assert tuple(level.name for level in LEVELS) == FACE_LEVELS
+
+
+def test_a_face_that_must_move_is_lowered_no_further() -> None:
+    config = Simulation(face="flash").config
+    plan = clock_plan({"face": "flash"})
+    core = core_of(msgspec.structs.replace(config, face_least="half"), plan, layout_of(plan, config.sessions_max))
+    for _ in range(20):
+        core.governor.look(Seen(planned=25, missed=25, busy=1.0))
+
+    assert core.governor.fidelity.name == "half"
