@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from duplexd.errors import ConfigError
+from duplexd.units import bytes_from_text
 
 ENVIRONMENT_PREFIX = "DUPLEXD_"
 #: Environment variables that are not options: where caches lie, and what tests set.
@@ -40,14 +41,19 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sessions_resident: int = (
         0  #: whose whole contexts fit into the arena beside each other; 0: all; fewer: idle ones leave
     )
+    #: bytes of the device for weights and arena, such as 24GiB, from which sessions_resident follows; none: not bounded
+    memory: str = ""
     place_wait_ms: float = 3000.0  #: how long a turn waits for a place in the arena before it is told busy
     #: share of its time a lane may work before late listeners cost places; 0: places stay as the model declares them
     lanes_target: float = 0.7
     model: str = "pocket"  #: model family, by entry point
     thinker: str = ""  #: pocket: another thinker, a GGUF file or a Hugging Face folder (Llama or Qwen architecture)
+    batch_max: int = 0  #: pocket: sessions that think in one launch; 0: the model's own
     long_term: int = 0  #: pocket: tokens that what slides out of a full context is folded into; 0: it is forgotten
     #: whose face the person sees: a character of the model, a TOML file of one, none; auto: the model's own
     face: str = "auto"
+    #: the least a face is lowered to when time is short: full, half, quarter, coarse or still; what moves is reserved
+    face_least: str = "still"
     device: str = "cpu"
     policy: str = "interaction"  #: order of work: fcfs, window-k, edf, delivery-paced or interaction
     policy_options: tuple[str, ...] = ()  #: of the policy, NAME=VALUE each, such as k=4
@@ -65,6 +71,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NO_FACE = "none"
+FACE_LEVELS = ("full", "half", "quarter", "coarse", "still")  #: as `engine/governor.py` has them
 OWN_FACES = {"pocket": "mira", "clock": "flash"}
 
 
@@ -124,6 +131,8 @@ def _converted(key: str, value: Any, kind: Any, where: str) -> Any:
 def check(config: Config) -> Config:
     """Ranges, and what must not be combined. Raises ConfigError."""
     named_options(config.policy_options)
+    if config.memory:
+        bytes_from_text(config.memory)
     rules = [
         (0 <= config.port < 65_536, f"port is {config.port}; it lies in 0..65535"),
         (
@@ -134,6 +143,16 @@ def check(config: Config) -> Config:
             0 <= config.sessions_resident <= config.sessions_max,
             f"sessions_resident is {config.sessions_resident}; it lies in 0..{config.sessions_max} (sessions_max)",
         ),
+        (
+            not (config.memory and config.sessions_resident),
+            f"memory is {config.memory!r} and sessions_resident {config.sessions_resident}: the one follows from the "
+            "other; set one of them",
+        ),
+        (
+            config.face_least in FACE_LEVELS,
+            f"face_least is {config.face_least!r}; it is one of {', '.join(FACE_LEVELS)}",
+        ),
+        (0 <= config.batch_max <= 64, f"batch_max is {config.batch_max}; it lies in 0..64"),
         (0 <= config.long_term <= 64, f"long_term is {config.long_term}; it lies in 0..64"),
         (0 <= config.lanes_target <= 1, f"lanes_target is {config.lanes_target}; it lies in 0..1"),
         (0 <= config.place_wait_ms <= 60_000, f"place_wait_ms is {config.place_wait_ms}; it lies in 0..60000"),

@@ -312,8 +312,19 @@ class AdmitSession(Message, frozen=True):
     pass
 
 
+class Shortage(msgspec.Struct, frozen=True, array_like=True):
+    """What there is too little of, and by how much."""
+
+    of: str  #: "sessions", "arena", "places", a lane or the cores
+    needed: float
+    available: float
+    unit: str
+
+
 class RefuseSession(Message, frozen=True):
     reason: str  #: names what is missing
+    code: str = "busy"  #: "loading", "busy", "no_memory", "no_lane_time", "no_slot"
+    shortage: Shortage | None = None
 
 
 class PublishChunk(Message, frozen=True):

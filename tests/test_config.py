@@ -122,6 +122,7 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key_and_place(
     [
         ("port", 0, 65_535),
         ("sessions_max", 1, 1024),
+        ("batch_max", 0, 64),
         ("voice_min_ms", 50, 2000),
         ("silence_max_ms", 450, 5000),
         ("hold_max_ms", 500, 10_000),
@@ -145,10 +146,20 @@ def test_no_duration_is_a_number_that_is_none(key: str, value: str) -> None:
         flagged(**{key: value})
 
 
-@pytest.mark.parametrize(("key", "value"), [("voice_detector", "loud"), ("log_level", "CHATTY")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("voice_detector", "loud"), ("log_level", "CHATTY"), ("face_least", "blurred")]
+)
 def test_a_choice_that_is_none_is_refused_with_the_choices(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{key} is '{value}'; it is"):
         flagged(**{key: value})
+
+
+def test_memory_is_a_size_and_the_one_answer_to_how_many_are_resident() -> None:
+    assert flagged(memory="24GiB").memory == "24GiB"
+    with pytest.raises(ConfigError, match="'24G' is no size"):
+        flagged(memory="24G")
+    with pytest.raises(ConfigError, match="memory is '1GB' and sessions_resident 2: the one follows from the other"):
+        flagged(memory="1GB", sessions_resident=2)
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:

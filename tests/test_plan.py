@@ -35,7 +35,7 @@ def test_the_word_clock_is_laid_out_for_a_budget(capsys: pytest.CaptureFixture[s
     count = written["sessions_resident"]
     assert code == 0
     assert footprint.device_bytes(count) <= 64 << 20 < footprint.device_bytes(count + 1)
-    assert [row["section"] for row in written["rows"]] == ["windows", "ingest", "pages", "payloads"]
+    assert [row["section"] for row in written["rows"]] == ["anchors", "windows", "ingest", "pages", "payloads"]
     assert f"sessions: {count} resident in 67.1 MB" in table
     assert f"in all: {written['sessions_all']}, {written['sessions_resident_of_all']} of them resident" in table
     assert "scarcest: ingest" in table

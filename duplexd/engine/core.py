@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from duplexd.engine.admission import Aimd, taken
+from duplexd.engine.admission import Aimd, Door, taken
 from duplexd.engine.bargein import BargeInRule
 from duplexd.engine.dialogue import Context, Dialogue
 from duplexd.engine.face import PICTURE_FACTS
@@ -80,10 +80,22 @@ from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks, ms_from_
 PROGRESS_EVERY = Nanos(100 * NANOS_PER_MS)
 METRICS_EVERY = Nanos(NANOS_PER_SECOND)
 PAGES_A_STEP = 4  #: what one think step takes beside its feed: the tokens it decodes, one page begun by a cut
+CONTEXTS_A_LOOK = 8  #: whose pages are counted again at one look, ten looks a second: 0.07 ms for each of 60 pages
 SESSIONS_LISTED_MAX = 32  #: sessions whose bytes are told one by one: those that hold most
 RIDERS_LOOKED_AT = 4  #: offers looked at for each row that is free: a launch does not search a thousand for one rider
 STARVED_AFTER = Nanos(NANOS_PER_SECOND)  #: work that was ready and found no lane for so long
 LOAD_AGE_MAX = Nanos(20 * NANOS_PER_MS)
+RECOUNT_EVERY = Nanos(5 * NANOS_PER_MS)  #: who is short asks for the same pages round after round
+#: Counters that tell how memory comes and goes; they stand at 0 from the start.
+RESIDENCY_COUNTS = (
+    "preload_hits",  #: memory was back before the thinker needed it
+    "preload_misses",  #: the thinker had to wait for a copy that was admitted
+    "preload_skips",  #: not admitted; `preloads_*` say why
+    "preloads_unused",  #: the thinker was not needed after all
+    *(f"preloads_{verdict.name.lower()}" for verdict in Verdict),
+    *("restores_early", "restores_late", "pages_offloaded", "pages_restored", "transfers_failed"),
+    *("offload_us", "restore_us", "evictions", "evictions_in_line"),
+)
 ANCHOR_SESSION = SessionId(0)  #: the anchor's prefill is nobody's session
 
 
@@ -98,18 +110,19 @@ class EngineCore:
         policy: SchedulingPolicy,
         endpoint: EndpointRule,
         barge_in: BargeInRule,
-        sessions_max: int,
+        door: Door,
         residency: Residency,
         place_wait: Nanos,
         speculation: SpeculationTunables,
         mover: StageSpec | None = None,
         admission: Aimd | None = None,
         cores: int | None = None,
+        governor: Governor | None = None,
     ) -> None:
         self.plan = plan
         self.stores = stores
         self.monitor = Monitor(_ways_of(plan))
-        self.governor = Governor()
+        self.governor = governor or Governor()
         self._frames_seen = FramesCounted(0, 0, {})  #: as counted at the last look
         self._face_lanes = face_lanes(plan.stages.values())
         self.sessions: dict[SessionId, Session] = {}
@@ -117,7 +130,7 @@ class EngineCore:
         self._policy = policy
         self._endpoint = endpoint
         self._barge_in = barge_in
-        self._sessions_max = sessions_max
+        self._door = door
         self.residency = residency
         self._place_wait = place_wait
         self._speculation = speculation
@@ -130,10 +143,15 @@ class EngineCore:
         self._out: list[Any] = []
         self._work_of: dict[WorkId, tuple[SessionId, ...]] = {}
         self._transfers: dict[WorkId, Transfer] = {}
+        self._onsets: dict[SessionId, Nanos] = {}  #: when a voice began for which the thinker has not been needed yet
+        self._preloads: dict[SessionId, None] = {}  #: admitted, and the thinker has not been needed yet
+        self._recounted_at = Nanos(-RECOUNT_EVERY)
         self._last_work = 0
         self._timers: Agenda[SessionId] = Agenda()
         self._slotless: dict[SessionId, None] = {}  #: sessions with a chunk that waits for an output slot
         self._load: Load | None = None
+        for name in RESIDENCY_COUNTS if mover is not None else ():
+            self.monitor.count(name, 0)
         self._now = Nanos(0)
         self._ready = False
         self._next_progress = Nanos(0)
@@ -203,8 +221,8 @@ class EngineCore:
     # Sessions ------------------------------------------------------------------------------------------------------
 
     def _open(self, fact: SessionOpened, now: Nanos) -> None:
-        reason = self._refusal(fact.session)
-        if not reason:
+        refused = self._refusal(fact.session)
+        if refused is None:
             try:
                 self.sessions[fact.session] = Session(
                     session=fact.session,
@@ -224,29 +242,42 @@ class EngineCore:
                     governor=self.governor,
                     now=now,
                 )
-            except SessionRefused as refused:
+            except SessionRefused as error:
                 self.stores.close_session(fact.session, after=None)
-                reason = str(refused)
-        if reason:
+                refused = RefuseSession(fact.session, str(error), "no_slot")
+        if refused is not None:
             self.monitor.count("sessions_refused")
-            self._emit(RefuseSession(fact.session, reason))
+            self.monitor.count(f"sessions_refused_{refused.code}")
+            self._emit(refused)
             return
         self.monitor.count("sessions_admitted")
         self._next_progress = Nanos(now + PROGRESS_EVERY)
         self._emit(AdmitSession(fact.session))
         self._touch(self.sessions[fact.session], now)
 
-    def _refusal(self, session: SessionId) -> str:
-        """Why this session cannot be admitted, '' if it can. The text names what is missing (DESIGN §5 rule 9)."""
+    def _refusal(self, session: SessionId) -> RefuseSession | None:
+        """Why this session cannot be admitted: what is missing, and by how much (DESIGN §5 rule 9)."""
         if not self._ready:
-            return f"session {session}: the engine is still loading; try again in a few seconds"
-        held = len(self.sessions) + len(self._closing)
-        if held >= self._sessions_max:
-            return (
-                f"session {session}: {len(self.sessions)} of {self._sessions_max} sessions are open; "
-                "wait for one to end or raise sessions_max"
+            return RefuseSession(
+                session, f"session {session}: the engine is still loading; try again in a few seconds", "loading"
             )
-        return ""
+        refused = self._door.refuses(
+            open_count=len(self.sessions), closing_count=len(self._closing), places=self.residency.places
+        )
+        if refused is None:
+            return None
+        return RefuseSession(session, f"session {session}: {refused.sentence}", refused.code, refused.shortage)
+
+    def describe_admission(self) -> str:
+        """One sentence: how many are let in, and how many of them may talk at once."""
+        places = self.residency.places
+        admitted = self._door.count(places)
+        said = f"{admitted} of sessions_max {self._door.sessions_max} are let in, {places.count} may talk at once"
+        if admitted == self._door.sessions_max:
+            return f"{said} ({places.shortage})"
+        refused = self._door.refuses(open_count=admitted, closing_count=0, places=places)
+        assert refused is not None
+        return f"{said} ({places.shortage}); one more would be refused: {refused.sentence}"
 
     def _handle_session(self, event: Any, now: Nanos) -> None:
         session = self.sessions.get(event.session)
@@ -306,6 +337,7 @@ class EngineCore:
         self._timers.remove(session.id)
         self._slotless.pop(session.id, None)
         self._scheduler.forget(session.id)
+        self._end_voice(session.id)
         session.close()
         self._count_ended(session)
         if session.in_flight:
@@ -313,6 +345,7 @@ class EngineCore:
         self.monitor.count("sessions_closed")
         self._watch_until = Nanos(self._now + 3 * METRICS_EVERY)
         self._seat(self.residency.forget(session.id), self._now)
+        self._go_on_preloading(self._now)
 
     def _count_ended(self, session: Session) -> None:
         """What it made and nobody has heard by now, nobody will."""
@@ -451,9 +484,12 @@ class EngineCore:
     def _begin(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
         """One session's share of a launch; None when it cannot start now."""
         session = self.sessions[work.session]
-        if work.role is Role.THINK and not session.context_of(work).readable:
-            self._restore(session, session.context_of(work), now, early=False)
-            return None
+        if work.role is Role.THINK and self._mover is not None:
+            context = session.context_of(work)
+            self._note_needed(session.id, readable=context.readable, now=now)
+            if not context.readable:
+                self._restore(session, context, now, early=False)
+                return None
         launch = session.launch(work, work_id, now)
         if launch is None and work.role is Role.THINK and self.stores.pages.refusal is Refusal.PARTITION_FULL:
             self._make_room(PAGES_A_STEP + FEED_LONGEST // self.stores.pages.spec.page_tokens, now)
@@ -465,23 +501,28 @@ class EngineCore:
     def _place(self, session: Session, now: Nanos) -> None:
         """Give it a place when it needs one, take the place back when it does not."""
         if session.needs_place:
-            if not session.wants_place:
+            began = not session.wants_place
+            if began:
                 self._note_gap(session, now)
+                if session.utterance is not None and self._mover is not None:
+                    self._onsets[session.id] = now
             session.wants_place = True
-            had, session.has_place = session.has_place, self.residency.need(session.id)
-            if not session.has_place or session.context.readable:
-                return
-            if session.is_warming:  # Asked for: it need not hide behind anything.
+            had, session.has_place = session.has_place, self.residency.need(session.id, self._pages_of(session))
+            if session.has_place and session.is_warming and not session.context.readable:
+                # Asked for: it need not hide behind anything.
                 self._restore(session, session.context, now, early=True)
-            elif self._policy.preloads and not had:
+            # At the onset, in line or not, and again when its place comes: then there is room for it.
+            elif began or (session.has_place and not had):
                 self._preload(session, now)
         elif session.wants_place:
             session.wants_place = session.has_place = False
-            pages = self.stores.pages.offloadable(session.context.id)
+            self._end_voice(session.id)
+            pages = self._leavable(session)
             # Whose playback is not known leaves first, least recently used first: of nobody's known, that is LRU.
             known = self._policy.eviction is Eviction.NEXT_USE and not session.timeline.assumed
             self.residency.index.note_playback(session.id, session.quiet_since if known else None)
             self._seat(self.residency.rest(session.id, pages, now), now)
+            self._go_on_preloading(now)
 
     def _seat(self, seated: Sequence[SessionId], now: Nanos) -> None:
         for session_id in seated:
@@ -491,18 +532,67 @@ class EngineCore:
         if session.quiet_since is not None:
             self.residency.index.note_reply_gap(session.id, Nanos(now - session.quiet_since))
 
+    def _pages_of(self, session: Session) -> int:
+        """Of its context, in the arena and in host memory."""
+        pages = self.stores.pages
+        return pages.owned(session.id) + pages.away_pages(session.context.id)
+
+    def _leavable(self, session: Session) -> int:
+        """Pages that may leave now."""
+        return self.stores.pages.offloadable(session.context.id) if session.context.settled else 0
+
+    def _note_needed(self, session_id: SessionId, *, readable: bool, now: Nanos) -> None:
+        """The thinker is needed: how long after the onset, and was the memory back by then."""
+        if (onset := self._onsets.pop(session_id, None)) is not None:
+            self.residency.first_words.note(Nanos(now - onset))
+        if session_id in self._preloads:
+            del self._preloads[session_id]
+            self.monitor.count("preload_hits" if readable else "preload_misses")
+
+    def _end_voice(self, session_id: SessionId) -> None:
+        """It rests, or has closed, and the thinker was perhaps never needed."""
+        self._onsets.pop(session_id, None)
+        if session_id in self._preloads:
+            del self._preloads[session_id]
+            self.monitor.count("preloads_unused")
+
     def _preload(self, session: Session, now: Nanos) -> None:
-        """A person begins to speak to a character whose memory is away: bring it back now if that can hide."""
+        """A person speaks to a character whose memory is away: bring it back now if that can hide.
+
+        Typed words need the thinker at once: nothing can hide behind them, and nothing is judged.
+        """
+        onset = self._onsets.get(session.id)
+        away = onset is not None and not session.context.readable and session.id not in self._preloads
+        if onset is None or not away or not self._policy.preloads:
+            return
         pages = self.stores.pages.away_pages(session.context.id)
-        verdict = self.residency.judge_preload(pages, queued=self._queued_moves())
+        verdict = self.residency.judge_preload(
+            session.id,
+            pages,
+            short=self.residency.short(pages, free=self.stores.pages.free_count),
+            queued=self._queued_moves(),
+            spoken=Nanos(now - onset),
+        )
         self.monitor.count(f"preloads_{verdict.name.lower()}")
-        if verdict is Verdict.HIDEABLE:
-            self._restore(session, session.context, now, early=True)
+        if verdict is not Verdict.HIDEABLE:
+            self.monitor.count("preload_skips")
+            return
+        self._preloads[session.id] = None
+        self._restore(session, session.context, now, early=True)
+
+    def _go_on_preloading(self, now: Nanos) -> None:
+        """A copy has ended, or pages came free: what was admitted and had no room begins now."""
+        for session_id in tuple(self._preloads):
+            session = self.sessions[session_id]
+            if not session.context.readable:
+                self._restore(session, session.context, now, early=True)
 
     def _queued_moves(self) -> Nanos:
+        """Time of the copies that run or wait: each launch has its overhead, and the bytes move at the lane's pace."""
         assert self._mover is not None
         pages = sum(transfer.pages for transfer in self._transfers.values())
-        return Nanos(self._mover.cost.predict_us(rows=len(self._transfers), units=pages) * 1000)
+        moving = self.residency.pace.time_of(pages * self.residency.page_bytes)
+        return Nanos(moving + len(self._transfers) * self._mover.cost.fixed_us * 1000)
 
     def _restore(self, session: Session, context: Context, now: Nanos, *, early: bool) -> None:
         """Order the copy back of all that is away, or room for it first."""
@@ -521,25 +611,45 @@ class EngineCore:
         """Order the copies out of those who are needed last; the pages are free when the copies have ended."""
         if self._mover is None:
             return  # Everybody fits: what is short is on its way back behind a fence.
-        ledger = self.stores.pages
-        chosen = self.residency.choose(pages, free=ledger.free_count, now=now)
-        if not chosen:
+        short = self.residency.short(pages, free=self.stores.pages.free_count)
+        short = self._send_resting(short, now)
+        if short and now - self._recounted_at >= RECOUNT_EVERY:
+            self._recounted_at = now
             self._count_again()
-            chosen = self.residency.choose(pages, free=ledger.free_count, now=now)
-        for candidate in chosen:
-            session = self.sessions[candidate.session]
-            self._last_work += 1
-            work = WorkId(self._last_work)
-            moves = session.context.offload(work, pages_max=pages)
-            left = ledger.offloadable(session.context.id)
-            self.residency.left(session.id, work, len(moves), still=left if moves else 0)
-            if moves:
-                self._transfer(work, session, session.context, moves, leaving=True, now=now)
+            short = self._send_resting(short, now)
+        for session_id in self.residency.in_line_unprotected() if short else ():
+            session = self.sessions[session_id]
+            if short and self._leavable(session):
+                self.monitor.count("evictions_in_line")
+                short = max(0, short - self._send_away(session, short, now))
+
+    def _send_resting(self, short: int, now: Nanos) -> int:
+        """Let those leave who are needed last until enough pages do; returns how many are still short.
+
+        Whoever is chosen and cannot leave is no candidate any more, so this ends.
+        """
+        while chosen := self.residency.choose(short, now):
+            for candidate in chosen:
+                short = max(0, short - self._send_away(self.sessions[candidate.session], short, now))
+                if not short:
+                    break
+        return short
+
+    def _send_away(self, session: Session, pages_max: int, now: Nanos) -> int:
+        """Order the last pages of a session out, at most so many; returns how many leave."""
+        self._last_work += 1
+        work = WorkId(self._last_work)
+        moves = session.context.offload(work, pages_max=pages_max)
+        self.residency.left(session.id, work, len(moves))
+        if moves:
+            self.monitor.count("evictions")
+            self._transfer(work, session, session.context, moves, leaving=True, now=now)
+        return len(moves)
 
     def _count_again(self) -> None:
         """Pages that a fence still guarded when their session came to rest may leave by now."""
         for session in self.sessions.values():
-            self.residency.recount(session.id, self.stores.pages.offloadable(session.context.id))
+            self.residency.recount(session.id, self._leavable(session))
 
     def _transfer(
         self, work: WorkId, session: Session, context: Context, moves: Sequence[Move], *, leaving: bool, now: Nanos
@@ -562,13 +672,19 @@ class EngineCore:
         self.stores.fence_passed(FenceId(event.work))
         self.residency.gone(event.work)
         lost = isinstance(event, StageFailed)
+        if isinstance(event, StageFinished):
+            took = Nanos(event.ended_at - event.started_at)
+            self.residency.pace.note(transfer.pages * self.residency.page_bytes, took)
         transfer.context.moved(event.work, lost=lost)
-        if lost and transfer.session in self.sessions:
-            self.sessions[transfer.session].copy_lost()
+        if (session := self.sessions.get(transfer.session)) is not None:
+            if lost:
+                session.copy_lost()
+            self.residency.recount(session.id, self._leavable(session))
         self.monitor.count(
             "transfers_failed" if lost else "pages_offloaded" if transfer.leaving else "pages_restored", transfer.pages
         )
         self.monitor.count("offload_us" if transfer.leaving else "restore_us", (now - transfer.ordered_at) // 1000)
+        self._go_on_preloading(now)
         for session in list(self.sessions.values()):
             if session.has_place:
                 self._touch(session, now)
@@ -613,7 +729,7 @@ class EngineCore:
     def _engine_ready(self) -> EngineReady:
         return EngineReady(
             model=self.plan.name,
-            sessions_max=self._sessions_max,
+            sessions_max=self._door.sessions_max,
             sample_rate=self.plan.sample_rate,
             takes=tuple(Modality(name) for name in self.plan.takes),
             cut=self.plan.cut.value,
@@ -625,13 +741,14 @@ class EngineCore:
 
     def _report(self, now: Nanos) -> None:
         self._next_progress = Nanos(now + PROGRESS_EVERY)
+        self.stores.pages.usage(contexts_max=CONTEXTS_A_LOOK)
         for session in self.sessions.values():
             if session.reply is not None:
                 self._emit(session.progress(now))
         if now >= self._next_metrics:
             self._next_metrics = Nanos(now + METRICS_EVERY)
             self._look(now)
-            self._emit(self.metrics())
+            self._emit(self.metrics(contexts_max=CONTEXTS_A_LOOK))
 
     def _look(self, now: Nanos) -> None:
         """Once a second: who starves, how much face there is time for, and how many may have a place from now on."""
@@ -712,9 +829,14 @@ class EngineCore:
         sessions = {name: one.pressure(self._now) for name, one in self.sessions.items()}
         return Pressure(self.load(), MappingProxyType(sessions))
 
-    def metrics(self) -> Metrics:
-        """Counters, and what is held now: the baseline that every close returns to."""
-        usage = self.stores.pages.usage()
+    def metrics(self, *, contexts_max: int | None = None) -> Metrics:
+        """Counters, and what is held now: the baseline that every close returns to.
+
+        Args:    contexts_max: contexts whose pages are counted again, of those that have changed; None: all of them.
+                 The engine itself looks at a few ten times a second, so that no look takes long; under load the
+                 figures by class are as old as that makes them.
+        """
+        usage = self.stores.pages.usage(contexts_max=contexts_max)
         values = self.monitor.values()
         values |= {
             "sessions": float(len(self.sessions)),
@@ -727,6 +849,7 @@ class EngineCore:
             "pages_away": float(
                 0 if self.stores.host is None else self.stores.host.spec.count - self.stores.host.free_count
             ),
+            "sessions_admitted_max": float(self._door.count(self.residency.places)),
             "places": float(self.residency.places.count),
             "places_taken": float(self.residency.seated_count),
             "places_waited_for": float(self.residency.waiting_count),
@@ -735,12 +858,18 @@ class EngineCore:
         if self.stores.face is not None:
             values |= self._face_values(self.stores.face)
         values |= {f"tokens_{kind.value}": float(count) for kind, count in usage.tokens.items()}
-        values |= {f"bytes_{kind.value}": float(count * usage.page_bytes) for kind, count in usage.pages.items()}
+        values |= {f"bytes_{kind.value}": float(held) for kind, held in self.stores.bytes_by_class(usage).items()}
         values |= {f"page_{act}": float(count) for act, count in sorted(self.stores.pages.counts.items())}
+        values |= {f"slot_{act}": float(count) for act, count in sorted(self.stores.slot_counts().items())}
+        index = self.residency.index
+        values |= {
+            "protections_refused": float(index.protections_refused),
+            "protected_bytes": float(index.protected_bytes),
+        }
         values["bytes_long_term"] += (
             values["pages_away"] * usage.page_bytes
         )  # in host memory, whatever they were before
-        held = [self.stores.bytes_of(session) for session in (*self.sessions, *self._closing)]
+        held = self.stores.bytes_of_all((*self.sessions, *self._closing))
         listed = nlargest(SESSIONS_LISTED_MAX, held, key=lambda one: one.arena + one.host)
         values["session_bytes_max"] = float(max((one.arena + one.host for one in listed), default=0))
         values["session_bytes_all"] = float(sum(one.arena + one.host for one in held))

@@ -302,6 +302,11 @@ class Context:
         return self.moving is None and not self.away
 
     @property
+    def settled(self) -> bool:
+        """Nothing writes it, moves it or waits to be folded: its pages may leave."""
+        return self.flight is None and self.moving is None and not self._folds
+
+    @property
     def forkable(self) -> bool:
         """A branch would share nothing that is still to be folded or brought back."""
         return self.readable and not self._folds
@@ -370,7 +375,7 @@ class Context:
 
     def offload(self, work: WorkId, *, pages_max: int) -> list[Move]:
         """Let the last pages leave under a copy named `work`; none while something else is under way or waits."""
-        if self.flight is not None or self.moving is not None or self._folds:
+        if not self.settled:
             return []
         moves = self._pages.offload(self.id, pages_max=pages_max, fence=FenceId(work))
         if moves:

@@ -21,6 +21,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from duplexd.errors import ConfigError
+from duplexd.streams.stage import Role
+
 LATE_MAX = 0.1  #: share of planned frames that may come late or not at all before it costs a level
 LATE_FEW = 4  #: so many may, whatever their share: a voice that begins finds the next frames too near
 SENT_MIN = 0.9  #: share of planned frames that the front end must be able to send
@@ -53,6 +56,26 @@ LEVELS = (
     Fidelity(1, 4, "coarse"),
     Fidelity(0, 0, "still"),
 )
+
+
+def levels_down_to(name: str) -> tuple[Fidelity, ...]:
+    """The levels a governor may use when a face must stay at least so good. Raises ConfigError for an unknown name."""
+    names = [level.name for level in LEVELS]
+    if name not in names:
+        raise ConfigError(f"face_least is {name!r}; it is one of {', '.join(names)}")
+    return LEVELS[: names.index(name) + 1]
+
+
+def share_of(fidelity: Fidelity, role: Role) -> float:
+    """Lane time of one stage of a face at this level, of what it takes at the best.
+
+    Fewer pictures are less drawing and nothing else; coarser motion is counted as if it cost the same, since how much
+    less it costs is the family's own affair.
+    """
+    if fidelity.still:
+        return 0.0
+    return 1.0 / fidelity.stride if role is Role.DECODE else 1.0
+
 
 HUSHED = 1  #: level of a face, at best, while a person speaks or waits for its first sound
 

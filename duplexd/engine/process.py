@@ -15,9 +15,10 @@ import msgspec
 
 from duplexd import clock
 from duplexd.channel import PICTURES_PER_SLOT, Channel, MediaShape, SharedMedia
-from duplexd.engine.admission import TARGET, Aimd, places_of
+from duplexd.engine.admission import TARGET, Aimd, Door, places_of
 from duplexd.engine.bargein import BargeInRule, BargeInTunables
 from duplexd.engine.core import EngineCore
+from duplexd.engine.governor import LEVELS, Fidelity, Governor, levels_down_to
 from duplexd.engine.live import LiveWorld
 from duplexd.engine.loop import Core, drive
 from duplexd.engine.policy import policy_of
@@ -28,10 +29,11 @@ from duplexd.engine.trace import TracedCore, TraceWriter, header_of
 from duplexd.errors import ConfigError, DuplexdError
 from duplexd.media.endpoint import EndpointRule, Scale, default_rule
 from duplexd.memory.layout import ArenaLayout, PartitionSpec, host_partition, resident_layout
+from duplexd.memory.sizing import Footprint, resident_in
 from duplexd.streams.graph import ModelPlan, face_lanes
 from duplexd.streams.lane import Fences, HostLane, Lane, StreamLane
 from duplexd.streams.mover import BANDWIDTH, Mover, mover_spec
-from duplexd.streams.stage import FACE_ROLES, Role, Stage, StageSpec
+from duplexd.streams.stage import Role, Stage, StageSpec
 from duplexd.units import NANOS_PER_SECOND, Nanos, nanos_from_ms, text_from_bytes, ticks_from_ms
 
 #: Threads that make pictures get what those of the voice leave (nice 10, see `HostLane`).
@@ -50,6 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     media: MediaShape
     sessions_max: int
     sessions_resident: int = 0  #: whose whole contexts fit into the arena beside each other; 0: all
+    memory_bytes: int = 0  #: of the device, from which `sessions_resident` follows; 0: it is as it stands
+    face_least: str = "still"  #: level of a face (governor.py) below which sessions are refused instead
     place_wait_ms: float = 3000.0
     lanes_target: float = TARGET  #: utilisation beyond which late listeners cost places; 0: places stay as declared
     policy: str = "interaction"
@@ -110,6 +114,14 @@ def layout_of(plan: ModelPlan, sessions_max: int, sessions_resident: int = 0) ->
     return resident_layout(plan.partitions, sessions=sessions_max, resident=sessions_resident or sessions_max)
 
 
+def resident_of(config: EngineConfig, plan: ModelPlan) -> int:
+    """Sessions that are resident at once; 0: all. Raises ConfigError when the budget holds not even one."""
+    if not config.memory_bytes:
+        return config.sessions_resident
+    footprint = Footprint(plan.name, plan.partitions, plan.weights_bytes, plan.weights_held)
+    return resident_in(footprint, memory_bytes=config.memory_bytes, sessions=config.sessions_max)
+
+
 def host_of(layout: ArenaLayout, sessions_max: int) -> PartitionSpec | None:
     """Host memory for the whole contexts of all sessions; None when they fit into the arena."""
     pages = layout.partitions[PAGES]
@@ -167,18 +179,38 @@ def stages_of(plan: ModelPlan, layout: ArenaLayout, sessions_max: int) -> dict[s
 
 
 def residency_of(
-    plan: ModelPlan, layout: ArenaLayout, mover: StageSpec | None, *, sessions_max: int, cores: int | None
+    plan: ModelPlan,
+    layout: ArenaLayout,
+    mover: StageSpec | None,
+    *,
+    sessions_max: int,
+    cores: int | None,
+    least: Fidelity = LEVELS[-1],
 ) -> Residency:
     pages = layout.partitions[PAGES]
     page_us = mover.cost.per_unit_us if mover is not None else 0
-    # A face gives way before a voice does (governor.py): it costs nobody a place.
-    spoken = [spec for spec in plan.stages.values() if spec.role not in FACE_ROLES]
     return Residency(
-        places=places_of(spoken, contexts=pages.sessions or sessions_max, cores=cores),
+        places=places_of(plan.stages.values(), contexts=pages.sessions or sessions_max, cores=cores, least=least),
         sessions_max=sessions_max,
         page_bytes=pages.slot_bytes,
         pages=pages.count - pages.shared_slots,
         bytes_per_second=pages.slot_bytes * 1_000_000 // page_us if page_us else 0,
+        session_pages=pages.session_slots,
+    )
+
+
+def door_of(
+    plan: ModelPlan, layout: ArenaLayout, *, sessions_max: int, cores: int | None, least: Fidelity = LEVELS[-1]
+) -> Door:
+    pages = layout.partitions[PAGES]
+    return Door(
+        plan.stages.values(),
+        sessions_max=sessions_max,
+        contexts=pages.sessions or sessions_max,
+        context_bytes=pages.session_slots * pages.slot_bytes,
+        session_bytes=layout.session_bytes,
+        cores=cores,
+        least=least,
     )
 
 
@@ -198,7 +230,9 @@ def core_of(
     _check_pictures(config, plan)
     host = host_of(layout, config.sessions_max)
     mover = None if host is None else mover_spec(layout.partitions[PAGES], bandwidth=copy_bytes_per_second)
-    residency = residency_of(plan, layout, mover, sessions_max=config.sessions_max, cores=cores)
+    levels = levels_down_to(config.face_least)
+    least = levels[-1]
+    residency = residency_of(plan, layout, mover, sessions_max=config.sessions_max, cores=cores, least=least)
     return EngineCore(
         plan=plan,
         stores=stores_of(
@@ -211,7 +245,7 @@ def core_of(
         policy=policy_of(config.policy, config.policy_options),
         endpoint=endpoint_of(plan, config.silence_max_ms),
         barge_in=BargeInRule(BargeInTunables(voice_min=ticks_from_ms(config.voice_min_ms))),
-        sessions_max=config.sessions_max,
+        door=door_of(plan, layout, sessions_max=config.sessions_max, cores=cores, least=least),
         residency=residency,
         place_wait=nanos_from_ms(config.place_wait_ms),
         speculation=SpeculationTunables() if config.speculation else SpeculationTunables(turn_max=0),
@@ -222,6 +256,7 @@ def core_of(
             target=config.lanes_target,
         ),
         cores=cores,
+        governor=Governor(levels),
     )
 
 
@@ -265,6 +300,7 @@ def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
     # Lanes hand the interpreter over often: with the default of 5 ms a 0.1 ms copy waits behind a decoding step.
     sys.setswitchinterval(0.0005)
     plan = load_plan(config.model, config.model_options, device=config.device)
+    config = msgspec.structs.replace(config, sessions_resident=resident_of(config, plan))
     layout = layout_of(plan, config.sessions_max, config.sessions_resident)
     log.info("arena of %s\n%s", plan.name, layout.describe())
     stages = stages_of(plan, layout, config.sessions_max)
@@ -274,7 +310,9 @@ def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
     executor.open()
     try:
         executor.load(Arena(layout, config.device), within=LOAD_WITHIN)
-        core: Core = core_of(config, plan, layout, cores=cores)
+        engine = core_of(config, plan, layout, cores=cores)
+        log.info("%s", engine.describe_admission())
+        core: Core = engine
         drive(core if writer is None else TracedCore(core, writer), LiveWorld(channel, executor))
     finally:
         if writer is not None:

@@ -6,6 +6,10 @@
 3. Who finds no place waits in line. The line is bounded by the sessions there are; the session itself gives up.
 4. Pages leave from the sessions that are needed last, of each the suffix first. What leaves counts as free already, so
    that two who are short at once do not both drive somebody out.
+5. Whoever stands in line is protected as far as pages reach beyond the places. The others in line give pages when
+   nobody rests, the last in line first: a place is a promise, a stand in line is none.
+6. How fast copies are and how long a voice lasts before the thinker needs its memory is measured; until then it is as
+   declared.
 """
 
 from __future__ import annotations
@@ -18,13 +22,55 @@ from duplexd.engine.admission import Places
 from duplexd.engine.dialogue import Context
 from duplexd.ids import SessionId, WorkId
 from duplexd.memory.eviction import Candidate, EvictionIndex, Remaining, Verdict, admit_preload
-from duplexd.units import NANOS_PER_MS, Nanos
+from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 
 #: T_reply of somebody who has not answered yet: the median pause between playback and the next words.
 REPLY_PRIOR = Nanos(1_200 * NANOS_PER_MS)
 PRELOAD_MARGIN = Nanos(10 * NANOS_PER_MS)
-#: From the onset of a voice to the first words that two readings agree on; the thinker is not needed earlier.
-FIRST_WORDS_AFTER = Nanos(600 * NANOS_PER_MS)
+#: From the onset of a voice to the first words that two readings agree on; the thinker is not needed earlier. Of an
+#: engine that has heard nobody yet.
+FIRST_WORDS_PRIOR = Nanos(600 * NANOS_PER_MS)
+#: The newest measurement has this share of an average, as a divisor.
+WEIGHT = 8
+
+
+class CopyPace:
+    """Bytes a second that the copy lane carries: as declared until a copy has ended, then as measured.
+
+    Bytes and time are averaged apart, so that a small copy, most of which is overhead, counts for little.
+    """
+
+    def __init__(self, declared: int) -> None:
+        self._declared = declared
+        self._bytes = self._took = 0.0
+
+    def note(self, copied_bytes: int, took: Nanos) -> None:
+        """A copy of so many bytes has run for so long."""
+        if took > 0:
+            self._bytes += (copied_bytes - self._bytes) / WEIGHT
+            self._took += (took - self._took) / WEIGHT
+
+    @property
+    def bytes_per_second(self) -> int:
+        return round(self._bytes * NANOS_PER_SECOND / self._took) if self._took else self._declared
+
+    def time_of(self, count_bytes: int) -> Nanos:
+        """How long a copy of so many bytes runs; 0 while nobody knows (then no preload is admitted either)."""
+        pace = self.bytes_per_second
+        return Nanos(-(-count_bytes * NANOS_PER_SECOND // pace) if pace else 0)
+
+
+class FirstWords:
+    """How long after the onset of a voice the thinker is needed: a moving average over all sessions."""
+
+    def __init__(self, prior: Nanos = FIRST_WORDS_PRIOR) -> None:
+        self.expected = prior
+        self._measured = False
+
+    def note(self, took: Nanos) -> None:
+        step = took - self.expected
+        self.expected = Nanos(self.expected + (step // WEIGHT if self._measured else step))
+        self._measured = True
 
 
 class Residency:
@@ -33,17 +79,28 @@ class Residency:
     Args:    places: sessions that may need the thinker at once. sessions_max: sessions known at once.
              page_bytes: of one page; pages: how many the arena has for sessions.
              bytes_per_second: what the copy lane carries, declared by its cost model.
+             session_pages: of a whole context; 0: of an equal share of the pages.
     """
 
     def __init__(
-        self, *, places: Places, sessions_max: int, page_bytes: int, pages: int, bytes_per_second: int
+        self,
+        *,
+        places: Places,
+        sessions_max: int,
+        page_bytes: int,
+        pages: int,
+        bytes_per_second: int,
+        session_pages: int = 0,
     ) -> None:
         self.places = places
         self.page_bytes = page_bytes
+        self._pages = pages
+        self._session_pages = session_pages or pages // places.count
         self.index = EvictionIndex(
-            reply_prior=REPLY_PRIOR, protected_bytes_max=pages * page_bytes, sessions_max=sessions_max
+            reply_prior=REPLY_PRIOR, protected_bytes_max=self._beyond_places(), sessions_max=sessions_max
         )
-        self._bytes_per_second = bytes_per_second
+        self.pace = CopyPace(bytes_per_second)
+        self.first_words = FirstWords()
         self._seated: dict[SessionId, None] = {}
         self._line: dict[SessionId, None] = {}
         self._rested: dict[SessionId, Nanos] = {}  #: since when it needs nothing
@@ -51,14 +108,19 @@ class Residency:
 
     # Places ----------------------------------------------------------------------------------------------------------
 
-    def need(self, session: SessionId) -> bool:
-        """It needs the thinker. True: it has a place; False: it stands in line."""
+    def need(self, session: SessionId, pages: int = 0) -> bool:
+        """It needs the thinker. True: it has a place; False: it stands in line.
+
+        Args:    pages: of its context, in the arena and in host memory.
+        """
         if session in self._seated:
             return True
-        self.index.busy(session)
-        self._rested.pop(session, None)
-        self._line.setdefault(session)
-        self._seat()
+        if session not in self._line:
+            self.index.busy(session)
+            self._rested.pop(session, None)
+            self._line[session] = None
+            if session not in self._seat():
+                self.index.protect(session, pages * self.page_bytes)
         return session in self._seated
 
     def rest(self, session: SessionId, pages: int, now: Nanos) -> list[SessionId]:
@@ -66,6 +128,7 @@ class Residency:
         self._seated.pop(session, None)
         self._line.pop(session, None)
         self._rested[session] = now
+        self.index.release(session)
         self.index.idle(session, pages * self.page_bytes, now)
         return self._seat()
 
@@ -85,13 +148,19 @@ class Residency:
     def resize(self, places: Places) -> list[SessionId]:
         """There are more places, or fewer: whoever has one keeps it. Returns who has a place because of that."""
         self.places = places
+        self.index.protected_bytes_max = self._beyond_places()
         return self._seat()
+
+    def _beyond_places(self) -> int:
+        """Bytes that are there when everybody who has a place has grown to the bound."""
+        return max(0, self._pages - self.places.count * self._session_pages) * self.page_bytes
 
     def _seat(self) -> list[SessionId]:
         seated = []
         while self._line and len(self._seated) < self.places.count:
             session = next(iter(self._line))
             del self._line[session]
+            self.index.release(session)
             self._seated[session] = None
             seated.append(session)
         return seated
@@ -111,31 +180,55 @@ class Residency:
 
     # Room ------------------------------------------------------------------------------------------------------------
 
-    def choose(self, pages_needed: int, *, free: int, now: Nanos) -> Sequence[Candidate]:
-        """Whose pages should leave so that `pages_needed` become free; nobody when enough are free or on their way."""
-        short = pages_needed - free - sum(self._leaving.values())
-        return self.index.choose(short * self.page_bytes, now) if short > 0 else ()
+    def short(self, pages_needed: int, *, free: int) -> int:
+        """Pages that still have to be sent away so that `pages_needed` become free; 0: enough are free or leaving."""
+        return max(0, pages_needed - free - sum(self._leaving.values()))
 
-    def left(self, session: SessionId, work: WorkId, pages: int, *, still: int) -> None:
-        """A copy was ordered that lets `pages` leave; `still` may follow."""
-        self._leaving[work] = pages
-        self.index.resize(session, still * self.page_bytes)
+    def choose(self, pages_short: int, now: Nanos) -> Sequence[Candidate]:
+        """Whose pages should leave so that so many become free, farthest next use first."""
+        return self.index.choose(pages_short * self.page_bytes, now) if pages_short > 0 else ()
+
+    def in_line_unprotected(self) -> Sequence[SessionId]:
+        """Who stands in line and may have to give pages, the last one first."""
+        return [session for session in reversed(self._line) if not self.index.protects(session)]
+
+    def left(self, session: SessionId, work: WorkId, pages: int) -> None:
+        """A copy was ordered that lets `pages` leave; 0: it cannot go now. Either way it is no candidate before its
+        pages are counted again, which is done when the copy has ended.
+        """
+        if pages:
+            self._leaving[work] = pages
+        if session in self._rested:
+            self.index.resize(session, 0)
 
     def gone(self, work: WorkId) -> None:
         """That copy has ended, well or not."""
         self._leaving.pop(work, None)
 
-    def judge_preload(self, pages: int, *, queued: Nanos) -> Verdict:
-        """Speech began and the session's pages are away: can they come back before the first words are understood?"""
-        remaining = Remaining(utterance=FIRST_WORDS_AFTER, spoken=Nanos(0), silence=Nanos(0), encode=Nanos(0))
+    @property
+    def leaving_count(self) -> int:
+        """Pages under copies that will free them."""
+        return sum(self._leaving.values())
+
+    def judge_preload(self, session: SessionId, pages: int, *, short: int, queued: Nanos, spoken: Nanos) -> Verdict:
+        """A person speaks and the session's pages are away: can they come back before the first words are understood?
+
+        Args:    short: pages that must leave before; queued: time of the copies that were ordered already.
+                 spoken: since the onset.
+        """
+        remaining = Remaining(utterance=self.first_words.expected, spoken=spoken, silence=Nanos(0), encode=Nanos(0))
+        own = pages * self.page_bytes
+        index = self.index
+        # A place is a promise of room. In line there is room as far as it is protected, `own` included.
+        promised = session in self._seated or index.protects(session)
         return admit_preload(
-            preload_bytes=pages * self.page_bytes,
-            bytes_per_second=self._bytes_per_second,
-            queued=queued,
+            preload_bytes=own,
+            bytes_per_second=self.pace.bytes_per_second,
+            queued=Nanos(queued + self.pace.time_of(short * self.page_bytes)),
             margin=PRELOAD_MARGIN,
             remaining=remaining,
-            protected_bytes=0,
-            protected_bytes_max=self.index.protected_bytes_max,
+            protected_bytes=0 if promised else index.protected_bytes_max,
+            protected_bytes_max=self._pages * self.page_bytes if promised else index.protected_bytes_max,
         )
 
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from duplexd.engine.dialogue import Context
 from duplexd.errors import SessionRefused
@@ -16,8 +16,8 @@ from duplexd.ids import Epoch, FenceId, SessionId
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.guards import After, Passed
 from duplexd.memory.layout import ArenaLayout, PartitionSpec
-from duplexd.memory.ledger import Lease, SlotLedger
-from duplexd.memory.pages import PageLedger
+from duplexd.memory.ledger import COUNTED, Lease, SlotLedger
+from duplexd.memory.pages import PageLedger, Usage
 from duplexd.messages import SessionBytes
 
 INGEST, STATE, LATENTS, PAGES = "ingest", "state", "latents", "pages"
@@ -187,9 +187,39 @@ class Stores:
             host=0 if self.host is None else self.host.owned(session) * self.host.spec.slot_bytes,
         )
 
+    def bytes_of_all(self, sessions: Iterable[SessionId]) -> list[SessionBytes]:
+        """The same of many: one pass over each ledger's owners, not one look into each ledger a session."""
+        arena: Counter[SessionId | None] = Counter()
+        for ledger in self._in_arena:
+            slot_bytes = ledger.spec.slot_bytes
+            for owner, count in ledger.owned_by.items():
+                arena[owner] += count * slot_bytes
+        host: Mapping[SessionId | None, int] = {} if self.host is None else self.host.owned_by
+        host_bytes = 0 if self.host is None else self.host.spec.slot_bytes
+        return [SessionBytes(one, arena=arena[one], host=host.get(one, 0) * host_bytes) for one in sessions]
+
+    def bytes_by_class(self, usage: Usage) -> dict[CacheClass, int]:
+        """Of everything that is held in the arena; what only a fence still guards is in no class."""
+        held = {label: count * usage.page_bytes for label, count in usage.pages.items()}
+        for ledger in self._slots_in_arena:
+            for label, count in ledger.by_class().items():
+                held[label] += count * ledger.spec.slot_bytes
+        return held
+
+    def slot_counts(self) -> Counter[str]:
+        """What was done so far with slots of the arena: leases, commits, discards."""
+        counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
+        for ledger in self._slots_in_arena:
+            counts.update(ledger.counts)
+        return counts
+
+    @property
+    def _slots_in_arena(self) -> tuple[SlotLedger, ...]:
+        return (self.ingest, self.state, self.latents, *(self.face.ledgers if self.face else ()))
+
     @property
     def _in_arena(self) -> tuple[SlotLedger | PageLedger, ...]:
-        return (self.ingest, self.state, self.latents, self.pages, *(self.face.ledgers if self.face else ()))
+        return (*self._slots_in_arena, self.pages)
 
     @property
     def _ledgers(self) -> tuple[SlotLedger | PageLedger, ...]:
@@ -200,7 +230,7 @@ class Stores:
         return tokens / self.pages.spec.rows
 
     def close_session(self, session: SessionId, *, after: After) -> None:
-        for ledger in (self.ingest, self.state, self.latents, *(self.face.ledgers if self.face else ())):
+        for ledger in self._slots_in_arena:
             ledger.close(session, after=after)
 
     def check(self) -> None:

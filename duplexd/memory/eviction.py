@@ -137,6 +137,9 @@ class EvictionIndex:
         self._place(session, known)
         return True
 
+    def protects(self, session: SessionId) -> bool:
+        return session in self._protected
+
     def release(self, session: SessionId) -> bool:
         """Undo `protect`; returns whether it was protected."""
         if session not in self._protected:

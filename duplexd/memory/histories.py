@@ -76,7 +76,10 @@ class HistoryShape(msgspec.Struct, frozen=True, kw_only=True):
                 "are at least 1, and no slot holds more than chunk_tokens"
             )
         slots = self.slots
-        return PartitionSpec(name, PartitionKind.RING, sessions * slots, fields, session_slots=slots)
+        anchors = len(self.anchor_tokens)
+        return PartitionSpec(
+            name, PartitionKind.RING, sessions * slots, fields, session_slots=slots, anchor_slots=anchors
+        )
 
 
 def lookahead_chunks(budget: Ticks, chunk: Ticks, *, error: Ticks = Ticks(0)) -> int:

@@ -78,6 +78,7 @@ class PartitionSpec(msgspec.Struct, frozen=True):
     page_tokens: int = 0  #: tokens of one page; 0 unless `kind` is PAGES
     session_slots: int = 0  #: slots or pages one session may hold, retiring ones included; 0: not held per session
     shared_slots: int = 0  #: slots or pages no session holds (a prompt that all share)
+    anchor_slots: int = 0  #: of `session_slots`, those that are pinned as long as the session lives
     section: Section | None = None  #: None: the usual one of its kind
 
     @property
@@ -94,6 +95,12 @@ class PartitionSpec(msgspec.Struct, frozen=True):
     def slot_bytes(self) -> int:
         """Bytes of one slot, or of one page."""
         return self.row_bytes * (self.page_tokens or 1)
+
+    @property
+    def anchor_bytes(self) -> int:
+        """Of all sessions' pinned slots, and of the prompt that they share. They lie within the partition."""
+        pinned = (self.sessions or 0) * self.anchor_slots
+        return (pinned + self.shared_slots * (self.kind is PartitionKind.PAGES)) * self.slot_bytes
 
     @property
     def sessions(self) -> int | None:
@@ -205,10 +212,11 @@ class ArenaLayout:
         return sum(spec.session_slots * spec.slot_bytes for spec in self.partitions.values())
 
     def describe(self) -> str:
-        """The table printed at start-up: partition, what, count, bytes, bytes per session."""
-        head = ("partition", "what", "count", "bytes", "per session")
+        """The table printed at start-up. `anchors` are bytes that never move, within those of the partition."""
+        head = ("partition", "section", "what", "count", "anchors", "bytes", "per session")
         rows = [head, *(self._describe_partition(spec) for spec in self.partitions.values())]
-        rows.append(("total", "", "", f"{self.total_bytes:,}", f"{self.session_bytes:,}"))
+        anchors = sum(spec.anchor_bytes for spec in self.partitions.values())
+        rows.append(("total", "", "", "", f"{anchors:,}", f"{self.total_bytes:,}", f"{self.session_bytes:,}"))
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
         lines = [
             "  ".join(_cell(text, width, index) for index, (text, width) in enumerate(zip(row, widths, strict=True)))
@@ -216,12 +224,14 @@ class ArenaLayout:
         ]
         return "\n".join([*(line.rstrip() for line in lines), self._describe_sessions()])
 
-    def _describe_partition(self, spec: PartitionSpec) -> tuple[str, str, str, str, str]:
+    def _describe_partition(self, spec: PartitionSpec) -> tuple[str, ...]:
         what = ", ".join(f"{field.name} {[*field.outer, *field.shape]} {field.dtype}" for field in spec.fields)
         if spec.kind is PartitionKind.PAGES:
             what = f"pages of {spec.page_tokens} tokens: {what}"
         session = f"{spec.session_slots * spec.slot_bytes:,}" if spec.session_slots else "-"
-        return spec.name, what, str(spec.count), f"{self.partition_bytes(spec.name):,}", session
+        anchors = f"{spec.anchor_bytes:,}" if spec.anchor_bytes else "-"
+        whole = f"{self.partition_bytes(spec.name):,}"
+        return spec.name, section_of(spec).value, what, str(spec.count), anchors, whole, session
 
     def _describe_sessions(self) -> str:
         if self.sessions is None:
@@ -231,7 +241,7 @@ class ArenaLayout:
 
 
 def _cell(text: str, width: int, column: int) -> str:
-    return text.ljust(width) if column < 2 else text.rjust(width)
+    return text.ljust(width) if column < 3 else text.rjust(width)
 
 
 def aligned(offset: int) -> int:
@@ -261,6 +271,10 @@ def _check_partition(spec: PartitionSpec, known: dict[str, PartitionSpec]) -> No
         (len(set(names)) != len(names), f"names a field twice: {', '.join(names)}"),
         (pages != (spec.page_tokens > 0), f"of kind {spec.kind.value} has page_tokens {spec.page_tokens}"),
         (min(spec.session_slots, spec.shared_slots) < 0, "has a negative session_slots or shared_slots"),
+        (
+            not 0 <= spec.anchor_slots <= spec.session_slots,
+            f"pins {spec.anchor_slots} of the {spec.session_slots} slots of a session",
+        ),
         (
             spec.session_slots + spec.shared_slots > spec.count,
             f"has {spec.count} slots, but shares {spec.shared_slots} and promises each session {spec.session_slots}",

@@ -15,7 +15,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from enum import Enum
 
 import msgspec
@@ -60,6 +61,10 @@ class Refusal(Enum):
     CONTEXT_BOUND = "context bound"  #: the context's table is as long as it may get
 
 
+#: What a slot ledger counts of what it did.
+COUNTED = ("leases", "commits", "discards")
+
+
 class SlotLedger:
     """Bookkeeping of one partition, in integers; it does not know where the bytes are.
 
@@ -73,6 +78,8 @@ class SlotLedger:
             raise LedgerError(f"partition {spec.name} has pages; a SlotLedger keeps slots")
         self.spec = spec
         self.refusal: Refusal | None = None  #: why the last `lease` said no; None after a yes
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))  #: what was done so far
+        self._by_class = dict.fromkeys(CacheClass, 0)  # held slots
         self._freed = freed
         self._guards = Guards(passed)
         # Last in, first out: a slot given back is the next one handed out, so that a missing fence shows at once.
@@ -96,6 +103,8 @@ class SlotLedger:
         self._generations[slot] += 1
         lease = Lease(self.spec.name, slot, self._generations[slot])
         self._held[slot] = Held(lease, owner, label, chunk, epoch, stage)
+        self._by_class[label] += 1
+        self.counts["leases"] += 1
         self._owners[slot] = owner
         self._slots.setdefault(owner, {})[slot] = None
         self._owned[owner] = self._owned.get(owner, 0) + 1
@@ -151,6 +160,8 @@ class SlotLedger:
     def _let_go(self, held: Held, pending: tuple[FenceId, ...]) -> None:
         slot = held.lease.slot
         self._held[slot] = None
+        self._by_class[held.label] -= 1
+        self.counts["discards"] += 1
         del self._slots[held.owner][slot]
         if not self._slots[held.owner]:
             del self._slots[held.owner]
@@ -174,6 +185,7 @@ class SlotLedger:
     def commit(self, lease: Lease) -> None:
         """CURRENT -> RECENT: it was heard. Nothing is copied. Raises LedgerError for any other class."""
         self._relabel(lease, CacheClass.RECENT, allowed=(CacheClass.CURRENT,))
+        self.counts["commits"] += 1
 
     def pin(self, lease: Lease) -> None:
         """CURRENT, RECENT or INGEST -> ANCHOR, until the session closes. Raises LedgerError for any other class."""
@@ -187,6 +199,8 @@ class SlotLedger:
                 f"is {held.label.value}; only {', '.join(kind.value for kind in allowed)} becomes {label.value}"
             )
         self._held[lease.slot] = Held(held.lease, held.owner, label, held.chunk, held.epoch, held.stage)
+        self._by_class[held.label] -= 1
+        self._by_class[label] += 1
 
     # Questions -------------------------------------------------------------------------------------------------------
 
@@ -234,6 +248,11 @@ class SlotLedger:
         return self._owned.get(owner, 0)
 
     @property
+    def owned_by(self) -> Mapping[Owner, int]:
+        """The same, of everybody who has any."""
+        return self._owned
+
+    @property
     def free_count(self) -> int:
         return len(self._free)
 
@@ -242,13 +261,9 @@ class SlotLedger:
         """Slots nobody holds that a fence still guards."""
         return len(self._owners) - sum(map(len, self._slots.values()))
 
-    def counts(self) -> dict[CacheClass, int]:
-        """Held slots of every class."""
-        counts = dict.fromkeys(CacheClass, 0)
-        for held in self._held:
-            if held is not None:
-                counts[held.label] += 1
-        return counts
+    def by_class(self) -> dict[CacheClass, int]:
+        """Held slots of every class; retiring ones are in none."""
+        return dict(self._by_class)
 
     def full(self, owner: Owner, asked: int) -> ArenaFull:
         """The error for an owner who cannot go on without `asked` slots: what is there, and what to lower."""
@@ -272,6 +287,8 @@ class SlotLedger:
             "the slots of the owners are not the slots held": set(listed) != held,
             "slots are lost or in two states": sorted([*free, *held, *retiring]) != list(range(self.spec.count)),
             "owners are counted wrongly": owned != self._owned,
+            "classes are counted wrongly": self._by_class
+            != {label: sum(held is not None and held.label is label for held in self._held) for label in CacheClass},
             "a slot is listed under a foreign owner": any(
                 self._owners.get(slot, -1) != owner for owner, slots in self._slots.items() for slot in slots
             ),

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ import msgspec
 
 from duplexd.errors import ArenaFull, LedgerError
 from duplexd.ids import ContextId, FenceId, SlotId
+from duplexd.memory.census import LIFE, Census
 from duplexd.memory.classes import RULES, CacheClass, Eviction
 from duplexd.memory.guards import After, Freed, Guards, Passed, none_passed
 from duplexd.memory.layout import PartitionKind, PartitionSpec
@@ -138,8 +140,8 @@ class _Context:
         return len(self.slots) + self.away_tokens
 
 
-#: Lives longest first.
-_LIFE = (CacheClass.ANCHOR, CacheClass.LONG_TERM, CacheClass.RECENT, CacheClass.INGEST, CacheClass.CURRENT)
+#: What a page ledger counts of what it did.
+COUNTED = ("leases", "commits", "discards", "cuts", "slides", "folds")
 
 
 class PageLedger:
@@ -171,7 +173,8 @@ class PageLedger:
         self.contexts_max = contexts_max
         self.host = host
         self.refusal: Refusal | None = None  #: why the last `append` said no; None after a yes
-        self.counts: Counter[str] = Counter()  #: what was done so far: pages leased, cuts, ...
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))  #: what was done so far: pages leased, cuts, ...
+        self._census = Census()
         self._page_tokens = spec.page_tokens
         self._freed = freed
         self._guards = Guards(passed)
@@ -228,6 +231,8 @@ class PageLedger:
         self._drop(old.extents[shared:], self._guards.pending(after))
         del self._contexts[branch]
         self._contexts[trunk] = new
+        self._census.note_gone(branch)
+        self._census.note(trunk)
 
     def close(self, context: ContextId, *, after: After) -> None:
         """Drop a context, its anchors too. Pages others refer to stay. Raises LedgerError when it is not open."""
@@ -236,6 +241,7 @@ class PageLedger:
         self._forget_away(table, 0, table.away_tokens, pending)
         self._drop(table.extents, pending)
         del self._contexts[context]
+        self._census.note_gone(context)
 
     def _check_contexts(self, owner: Owner) -> None:
         if len(self._contexts) >= self.contexts_max:
@@ -249,6 +255,7 @@ class PageLedger:
         context.writer = self._serial
         identity = ContextId(self._serial)
         self._contexts[identity] = context
+        self._census.note(identity)
         return identity
 
     def _branch(self, source: _Context, at: int, owner: Owner) -> _Context:
@@ -279,6 +286,7 @@ class PageLedger:
         self.refusal = self._refuse(table, pages)
         if self.refusal is not None:
             return False
+        self._census.note(context)
         if room:
             self._fill_tail(table, room)
         for first in range(room, tokens, self._page_tokens):
@@ -293,6 +301,7 @@ class PageLedger:
         surplus = table.length - at
         if not surplus:
             return
+        self._census.note(context)
         _trim_runs(table.runs, surplus)
         table.committed = min(table.committed, at)
         self.counts["cuts"] += 1
@@ -319,6 +328,7 @@ class PageLedger:
         """
         table = self._context(context)
         self._check_slide(context, table, drop, skip)
+        self._census.note(context)
         if drop:
             self._slide(table, drop, skip, self._guards.pending(after))
 
@@ -345,6 +355,7 @@ class PageLedger:
         for page in {slot // self._page_tokens for slot in target}:
             if sum(extent.page == page for extent in table.extents) != self._references[page]:
                 raise LedgerError(f"context {context}: a branch shares its long-term tokens; decide on it first")
+        self._census.note(context)
         fold = FoldTokens(table.slots[start : start + drop].tobytes(), target.tobytes(), first)
         if first:
             self._bring_forward(table, start, keep)
@@ -527,6 +538,7 @@ class PageLedger:
         if self.host is None:
             raise LedgerError(f"{self.spec.name} has no host memory to offload context {context} to")
         moves: list[Move] = []
+        self._census.note(context)
         for extent in self._leaving(table):
             # Both extents of a page leave on one image: the page is not written between the two.
             lease = next((away.lease for away in table.away if away.page == extent.page), None)
@@ -558,6 +570,7 @@ class PageLedger:
         if self.host is None or self.refusal is not None:
             return None
         pages: dict[Lease, int] = {}
+        self._census.note(context)
         pending = self._guards.pending(fence)
         for away in table.away:
             if away.lease in pages:
@@ -615,6 +628,7 @@ class PageLedger:
     def pin(self, context: ContextId) -> None:
         """Everything so far becomes ANCHOR: from now on it is not cut, not slid, and not moved."""
         table = self._resident(context)
+        self._census.note(context)
         table.pinned = table.committed = len(table.slots)
         table.runs = []
 
@@ -626,6 +640,7 @@ class PageLedger:
         table = self._context(context)
         if not 0 <= upto <= table.length:
             raise LedgerError(f"context {context} has {table.length} tokens; cannot commit up to {upto}")
+        self._census.note(context)
         start = table.length
         later: list[Run] = []
         while table.runs and start > table.committed:
@@ -666,7 +681,10 @@ class PageLedger:
 
     def labels(self, context: ContextId) -> list[Run]:
         """Classes of all tokens, oldest first, as runs. What is offloaded is LONG_TERM until it is back."""
-        table = self._context(context)
+        return self._labels(self._context(context))
+
+    @staticmethod
+    def _labels(table: _Context) -> list[Run]:
         resident = list(table.runs)
         if away := table.away_tokens:
             _trim_runs(resident, away)
@@ -705,6 +723,11 @@ class PageLedger:
         return self._owned.get(owner, 0)
 
     @property
+    def owned_by(self) -> Mapping[Owner, int]:
+        """The same, of everybody who has any."""
+        return self._owned
+
+    @property
     def free_count(self) -> int:
         """Pages that can be taken now."""
         return len(self._free)
@@ -714,15 +737,39 @@ class PageLedger:
         """Pages no context refers to that a fence still guards."""
         return sum(1 for page in self._owners if not self._references[page])
 
-    def usage(self) -> Usage:
-        """Pages and tokens by class. O(pages); for figures and tests, not for the hot path."""
+    def usage(self, *, contexts_max: int | None = None) -> Usage:
+        """Pages and tokens by class.
+
+        Args:    contexts_max: look at so many of the contexts that have changed since the last time, and count the
+                 others as they were; None: at all of them.
+        Cost:    O(extents of the contexts that are looked at).
+        """
+        census = self._census
+        for identity in census.changed(contexts_max):
+            table = self._contexts.get(identity)
+            if table is None:
+                census.tell(identity)
+            else:
+                labels = self._labels(table)
+                census.tell(identity, labels, _labelled_pages(labels, table.extents))
+        return Usage(
+            free=self.free_count,
+            retiring=max(0, len(self._owners) - census.pages_count),
+            shared=census.shared_count,
+            pages=dict(census.pages),
+            tokens=dict(census.tokens),
+            page_bytes=self.spec.slot_bytes,
+        )
+
+    def _usage_counted(self) -> Usage:
+        """The plain version: every context looked at. O(pages)."""
         tokens = dict.fromkeys(CacheClass, 0)
         best: dict[int, CacheClass] = {}
-        for identity, table in self._contexts.items():
-            for label, count in self.labels(identity):
+        for table in self._contexts.values():
+            for label, count in self._labels(table):
                 tokens[label] += count
-            for page, label in _labelled_pages(self.labels(identity), table.extents):
-                best[page] = min(best.get(page, label), label, key=_LIFE.index)
+            for page, label in _labelled_pages(self._labels(table), table.extents):
+                best[page] = min(best.get(page, label), label, key=LIFE.index)
         pages = {label: list(best.values()).count(label) for label in CacheClass}
         return Usage(
             free=self.free_count,
@@ -791,6 +838,7 @@ class PageLedger:
             "a guarded page is free": not waiting.isdisjoint(self._free),
             "owners are counted wrongly": self._owned
             != {owner: list(self._owners.values()).count(owner) for owner in self._owners.values()},
+            "pages and tokens by class are counted wrongly": self.usage() != self._usage_counted(),
             "a page is filled less than its extents say": any(
                 extent.end > self._filled[extent.page] for table in self._contexts.values() for extent in table.extents
             ),

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 import msgspec
@@ -92,6 +92,28 @@ def size(footprint: Footprint, *, memory_bytes: int, host_bytes: int = 0, sessio
     )
 
 
+def resident_in(footprint: Footprint, *, memory_bytes: int, sessions: int) -> int:
+    """How many of so many sessions have room for their whole contexts at once in this budget.
+
+    Raises:  ConfigError when not one has, with what is needed and how many sessions would fit.
+    """
+    resident = _resident(footprint, memory_bytes, sessions)
+    if not resident:
+        fewer = bisect_left(range(1, sessions + 1), True, key=lambda n: footprint.device_bytes(n, 1) > memory_bytes)
+        if not fewer:
+            raise ConfigError(_refusal(footprint, memory_bytes))
+        raise ConfigError(
+            f"{footprint.model} with sessions_max {sessions} does not fit {text_from_bytes(memory_bytes)}: with one "
+            f"resident session it needs {text_from_bytes(footprint.device_bytes(sessions, 1))}; raise memory, or lower "
+            f"sessions_max to {fewer}"
+        )
+    return resident
+
+
+def _resident(footprint: Footprint, memory_bytes: int, sessions: int) -> int:
+    return bisect_right(range(1, sessions + 1), memory_bytes, key=lambda r: footprint.device_bytes(sessions, r))
+
+
 class _Together(NamedTuple):
     """Sessions in all and those of them that are resident at once."""
 
@@ -102,28 +124,35 @@ class _Together(NamedTuple):
 def _together(footprint: Footprint, memory_bytes: int, *, most: int) -> _Together:
     """The most sessions, up to `most`, of which every eighth still has a place."""
 
-    def resident_of(sessions: int) -> int:
-        return bisect_right(range(1, sessions + 1), memory_bytes, key=lambda r: footprint.device_bytes(sessions, r))
-
     def crowded(sessions: int) -> bool:
-        return resident_of(sessions) * SESSIONS_A_PLACE < sessions
+        return _resident(footprint, memory_bytes, sessions) * SESSIONS_A_PLACE < sessions
 
     sessions = bisect_right(range(1, most + 1), False, key=crowded)
-    return _Together(sessions, resident_of(sessions) if sessions else 0)
+    return _Together(sessions, _resident(footprint, memory_bytes, sessions) if sessions else 0)
 
 
 def _rows(footprint: Footprint, layout: ArenaLayout) -> tuple[Row, ...]:
-    """Sections that the model has; weights outside the partitions are in the first row."""
+    """Sections that the model has. Weights outside the partitions are in the first row; anchors that lie within windows
+    and pages are in theirs.
+    """
     rows = []
     for section in Section:
         specs = [spec for spec in layout.partitions.values() if section_of(spec) is section]
         names = [spec.name for spec in specs]
         total = sum(layout.partition_bytes(name) for name in names)
+        session = sum(spec.session_slots * spec.slot_bytes for spec in specs)
+        if section is Section.ANCHORS:
+            within = [spec for spec in layout.partitions.values() if spec.anchor_bytes and spec not in specs]
+            names += [f"within {spec.name}" for spec in within]
+            total += sum(spec.anchor_bytes for spec in within)
+            session += sum(spec.anchor_slots * spec.slot_bytes for spec in within)
+        else:
+            total -= sum(spec.anchor_bytes for spec in specs)
+            session -= sum(spec.anchor_slots * spec.slot_bytes for spec in specs)
         if section is Section.WEIGHTS and footprint.weights_bytes:
             total += footprint.weights_bytes
             names.append(footprint.weights_held)
         if names:
-            session = sum(spec.session_slots * spec.slot_bytes for spec in specs)
             rows.append(Row(section, "; ".join(name for name in names if name), total, session))
     return tuple(rows)
 

@@ -65,6 +65,7 @@ from duplexd.messages import (
     SessionClosed,
     SessionOpened,
     SettingChanged,
+    Shortage,
     SlotsFreed,
     StateChanged,
     UserWords,
@@ -112,10 +113,16 @@ log = logging.getLogger("duplexd.frontend")
 class Refused(SessionRefused):
     """A session that was not admitted, with the HTTP status that says so."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, shortage: Shortage | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.shortage = shortage  #: what there is too little of, where that is why
+
+
+def shortage_of(refused: Refused) -> dict[str, Any]:
+    """What a client is told beside code and sentence; empty where nothing is short."""
+    return {} if refused.shortage is None else {"shortage": msgspec.structs.asdict(refused.shortage)}
 
 
 class Guest(Protocol):
@@ -123,7 +130,7 @@ class Guest(Protocol):
 
     session: SessionId
     line: Line
-    admitted: asyncio.Future[str]
+    admitted: asyncio.Future[RefuseSession | None]
     lateness: Lateness
     progress: Progress | None
     shown_state: str
@@ -157,7 +164,7 @@ class Visit:
         self.session = session
         self.line = line
         self.peer: Peer | None = None
-        self.admitted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.admitted: asyncio.Future[RefuseSession | None] = asyncio.get_running_loop().create_future()
         self.stalled = False
         self.lateness = Lateness()
         self.progress: Progress | None = None  #: newest cursors the engine told
@@ -394,9 +401,9 @@ class Visit:
     def take(self, news: Any) -> None:
         match news:
             case AdmitSession():
-                self._settle("")
+                self._settle(None)
             case RefuseSession():
-                self._settle(news.reason)
+                self._settle(news)
             case PublishChunk():
                 self._publish(news)
             case PublishFrames():
@@ -418,7 +425,7 @@ class Visit:
                 self._show(news)
         self.carry()
 
-    def _settle(self, refusal: str) -> None:
+    def _settle(self, refusal: RefuseSession | None) -> None:
         if not self.admitted.done():
             self.admitted.set_result(refusal)
 
@@ -603,6 +610,7 @@ class Frontend:
                 "busy",
                 f"all {self.config.sessions_max} sessions are taken; "
                 "try again when one has ended, or raise sessions_max",
+                Shortage("sessions", len(self.visits) + 1, self.config.sessions_max, "sessions"),
             )
 
     def _line(self, session: SessionId) -> Line:
@@ -655,9 +663,9 @@ class Frontend:
             refusal = await asyncio.wait_for(asyncio.shield(visit.admitted), ADMISSION_WITHIN_S)
         except TimeoutError as error:
             raise Refused(503, "engine_silent", "the engine did not answer in time; try again") from error
-        if refusal:
+        if refusal is not None:
             self.counts["sessions_refused"] += 1
-            raise Refused(503, "busy", refusal)
+            raise Refused(503, refusal.code, refusal.reason, refusal.shortage)
 
     def end(self, visit: Guest, reason: str) -> None:
         """End a session and tell its client why."""
@@ -860,7 +868,7 @@ class Frontend:
     def _on_engine_gone(self, reason: str) -> None:
         self.counts["engine_deaths"] += 1
         for visit in list(self.visits.values()):
-            visit.take(RefuseSession(visit.session, reason))
+            visit.take(RefuseSession(visit.session, reason, "loading"))
             self.end(visit, reason)
 
 

@@ -33,7 +33,7 @@ from duplexd.config import Config, is_loopback
 from duplexd.errors import DuplexdError, InputRefused
 from duplexd.ids import SessionId
 from duplexd.webrtc.figures import prometheus
-from duplexd.webrtc.frontend import RETRY_AFTER_S, Frontend, Refused, ice_server
+from duplexd.webrtc.frontend import RETRY_AFTER_S, Frontend, Refused, ice_server, shortage_of
 from duplexd.webrtc.peer import guard_loop
 from duplexd.webrtc.realtime.errands import Errands
 from duplexd.webrtc.realtime.requests import BODY_BYTES_MAX
@@ -263,15 +263,15 @@ async def errors_as_json(
         return await handler(request)
     except Refused as error:
         headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status == 503 else {}
-        return _error(error.status, error.code, str(error), headers)
+        return _error(error.status, error.code, str(error), headers, **shortage_of(error))
     except InputRefused as error:
         return _error(400, "bad_offer", str(error))
     except web.HTTPException as error:
         return _error(error.status, "http", error.text or error.reason)
 
 
-def _error(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.json_response({"error": {"code": code, "message": message}}, status=status, headers=headers)
+def _error(status: int, code: str, message: str, headers: dict[str, str] | None = None, **more: object) -> web.Response:
+    return web.json_response({"error": {"code": code, "message": message, **more}}, status=status, headers=headers)
 
 
 async def serve(config: Config, *, started: Callable[[str], None]) -> None:

@@ -27,7 +27,7 @@ from duplexd.channel import PICTURES_PER_SLOT, Channel, MediaShape, SharedMedia
 from duplexd.config import NO_FACE, Config, face_of, named_options
 from duplexd.errors import ChannelClosed, ChannelFull
 from duplexd.messages import EngineReady, FreeSlots, MediaArrived, Metrics, SessionBytes, pack, unpack_news
-from duplexd.units import BLOCK_SAMPLES, NANOS_PER_SECOND, Nanos
+from duplexd.units import BLOCK_SAMPLES, NANOS_PER_SECOND, Nanos, bytes_from_text
 
 IN_SLOTS_PER_SESSION = 24
 OUT_SLOTS_PER_SESSION = 8
@@ -122,6 +122,8 @@ class Supervisor:
         options = {"thinker": config.thinker} if config.thinker else {}
         if (face := face_of(config)) != NO_FACE:
             options["face"] = face
+        if config.batch_max:
+            options["batch_max"] = str(config.batch_max)
         if config.long_term:
             options["long_term"] = str(config.long_term)
         return msgspec.json.encode(
@@ -130,6 +132,8 @@ class Supervisor:
                 "media": shape,
                 "sessions_max": config.sessions_max,
                 "sessions_resident": config.sessions_resident,
+                "memory_bytes": bytes_from_text(config.memory) if config.memory else 0,
+                "face_least": config.face_least,
                 "place_wait_ms": config.place_wait_ms,
                 "lanes_target": config.lanes_target,
                 "policy": config.policy,

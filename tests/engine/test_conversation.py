@@ -25,6 +25,7 @@ from duplexd.messages import (
     RefuseSession,
     ResponseState,
     ResumePlayback,
+    Shortage,
     UserWords,
 )
 from duplexd.models.clock.language import END, ClockDialect, ClockStream
@@ -367,6 +368,8 @@ def test_admission_refuses_the_session_that_does_not_fit_and_says_why() -> None:
     assert 1 == len(simulation.news(AdmitSession, 1)) == len(simulation.news(AdmitSession, 2))
     (refusal,) = simulation.news(RefuseSession, 3)
     assert "2 of 2 sessions are open" in refusal.reason
+    assert refusal.code == "busy"
+    assert refusal.shortage == Shortage("sessions", 3, 2, "sessions")
 
 
 def test_closing_in_the_middle_gives_everything_back() -> None:

@@ -237,7 +237,7 @@ def test_who_rests_longest_keeps_its_turn_when_pages_are_counted_again() -> None
     for session in (late, early, SessionId(3)):
         residency.recount(session, 3)
 
-    chosen = residency.choose(3, free=0, now=ms(9))
+    chosen = residency.choose(3, ms(9))
     assert [candidate.session for candidate in chosen] == [early]
 
 

@@ -58,9 +58,10 @@ def test_the_table_accounts_for_every_byte() -> None:
     layout = ArenaLayout([pages(), latents()])
 
     table = layout.describe().splitlines()
-    assert table[0].split() == ["partition", "what", "count", "bytes", "per", "session"]
+    assert table[0].split() == ["partition", "section", "what", "count", "anchors", "bytes", "per", "session"]
     total = next(line for line in table if line.startswith("total"))
-    assert total.split()[1:] == [f"{layout.total_bytes:,}", f"{layout.session_bytes:,}"]
+    prompt = 2 * 4 * 3 * 16 * (4 + 2)
+    assert total.split()[1:] == [f"{prompt:,}", f"{layout.total_bytes:,}", f"{layout.session_bytes:,}"]
     assert layout.session_bytes == 6 * 4 * 3 * 16 * (4 + 2) + 2 * 13 * 7 * 2
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from duplexd.errors import ConfigError
 from duplexd.memory.layout import ArenaLayout, FieldSpec, PartitionKind, PartitionSpec, Section
-from duplexd.memory.sizing import SESSIONS_A_PLACE, Footprint, Sizing, size
+from duplexd.memory.sizing import SESSIONS_A_PLACE, Footprint, Sizing, resident_in, size
 
 MANY = 1000
 
@@ -130,3 +130,34 @@ def window(sessions: int) -> PartitionSpec:
 def scratch() -> PartitionSpec:
     fields = (FieldSpec("bytes", (8960,), "uint8"),)
     return PartitionSpec("scratch", PartitionKind.SLOTS, 1, fields, section=Section.WORKSPACE)
+
+
+def test_anchors_are_a_section_although_they_lie_within_windows_and_pages() -> None:
+    """Two pinned slots of each session's six, and the prompt that all share."""
+    ring = PartitionSpec("clean", PartitionKind.RING, 12, (FieldSpec("kv", (64,)),), session_slots=6, anchor_slots=2)
+    fields = (FieldSpec("k", (16,)),)
+    pages = PartitionSpec("pages", PartitionKind.PAGES, 11, fields, page_tokens=4, session_slots=4, shared_slots=3)
+    sizing = sized(Footprint("two", lambda sessions: (ring, pages)), 1 << 20)
+    rows = {row.section: row for row in sizing.rows}
+
+    assert rows[Section.ANCHORS].holds == "within clean; within pages"
+    assert rows[Section.ANCHORS].total_bytes == 2 * 2 * 256 + 3 * 256
+    assert rows[Section.ANCHORS].session_bytes == 2 * 256
+    assert (rows[Section.WINDOWS].session_bytes, rows[Section.PAGES].session_bytes) == (4 * 256, 4 * 256)
+    assert (rows[Section.WINDOWS].total_bytes, rows[Section.PAGES].total_bytes) == (2 * 4 * 256, 2 * 4 * 256)
+
+
+@given(footprints(), st.integers(1, 40), st.integers(0, 10**7))
+def test_a_budget_says_how_many_are_resident(footprint: Footprint, sessions: int, spare: int) -> None:
+    memory = footprint.device_bytes(sessions, 1) + spare
+    resident = resident_in(footprint, memory_bytes=memory, sessions=sessions)
+
+    assert footprint.device_bytes(sessions, resident) <= memory
+    assert resident == sessions or footprint.device_bytes(sessions, resident + 1) > memory
+
+
+@given(footprints(), st.integers(2, 40))
+def test_a_budget_that_holds_nobody_is_refused_with_what_would_do(footprint: Footprint, sessions: int) -> None:
+    memory = footprint.device_bytes(sessions, 1) - 1
+    with pytest.raises(ConfigError, match=r"random .*does not fit .*"):
+        resident_in(footprint, memory_bytes=memory, sessions=sessions)

@@ -280,6 +280,7 @@ def test_a_crowd_is_admitted_up_to_the_limit_and_refused_beyond_it() -> None:
         for body, headers in refusals:
             assert body["error"]["code"] == "busy"
             assert "3 sessions" in body["error"]["message"]
+            assert body["error"]["shortage"] == {"of": "sessions", "needed": 4, "available": 3, "unit": "sessions"}
             assert int(headers["Retry-After"]) > 0
         for client in clients:
             await client.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -22,14 +24,24 @@ KEY_PROTOCOL = "openai-insecure-api-key."
 class Refusal(Exception):
     """An HTTP answer that says no."""
 
-    def __init__(self, status: int, code: str, message: str, *, kind: str = "", param: str = "") -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        kind: str = "",
+        param: str = "",
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         super().__init__(message)
+        self._more = more  # fields of the error beside the usual ones
         self.status, self.code, self.param = status, code, param
         self.kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
 
     def body(self) -> dict[str, Any]:
         error = {"message": str(self), "type": self.kind, "code": self.code, "param": self.param or None}
-        return {"error": error}
+        return {"error": {**error, **self._more}}
 
     def answer(self) -> web.Response:
         headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}

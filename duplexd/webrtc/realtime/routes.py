@@ -31,7 +31,7 @@ from duplexd.errors import InputRefused
 from duplexd.ids import SessionId
 from duplexd.media.line import Line
 from duplexd.units import Nanos
-from duplexd.webrtc.frontend import Frontend, Refused
+from duplexd.webrtc.frontend import Frontend, Refused, shortage_of
 from duplexd.webrtc.peer import Peer
 from duplexd.webrtc.realtime.broadcast import BroadcastRoutes
 from duplexd.webrtc.realtime.faults import Fault
@@ -148,7 +148,7 @@ def _refusal_of(error: Exception) -> Refusal:
         case Refusal():
             return error
         case Refused():
-            return Refusal(error.status, error.code, str(error))
+            return Refusal(error.status, error.code, str(error), more=shortage_of(error))
         case Fault():
             return Refusal(400, error.code, str(error), param=error.param)
         case InputRefused():

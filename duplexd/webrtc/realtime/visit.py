@@ -39,7 +39,7 @@ from duplexd.messages import (
 from duplexd.units import NANOS_PER_SECOND, Nanos, Ticks, ticks_from_nanos
 from duplexd.webrtc.audience import Audience
 from duplexd.webrtc.camera import CameraReceiver
-from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused, tick_view
+from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused, shortage_of, tick_view
 from duplexd.webrtc.peer import MessageFault, Peer
 from duplexd.webrtc.realtime.bridge import Bridge
 from duplexd.webrtc.realtime.session import RealtimeSession
@@ -170,7 +170,7 @@ class RealtimeVisit:
         self.session = session
         self.line = line
         self.bridge = Bridge(line=line, session=core, fed=fed)
-        self.admitted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.admitted: asyncio.Future[RefuseSession | None] = asyncio.get_running_loop().create_future()
         self.lateness = Lateness()
         self.peer: Peer | None = None
         self.view: View | None = None  #: of a call, when the model has a face
@@ -253,10 +253,10 @@ class RealtimeVisit:
     def take(self, news: Any) -> None:
         match news:
             case AdmitSession():
-                self._settle("")
+                self._settle(None)
                 return
             case RefuseSession():
-                self._settle(news.reason)
+                self._settle(news)
                 return
             case EndSession():
                 self._owner.end(self, news.reason)
@@ -288,7 +288,7 @@ class RealtimeVisit:
         elif isinstance(news, StateChanged):
             self.shown_state = news.state.value
 
-    def _settle(self, refusal: str) -> None:
+    def _settle(self, refusal: RefuseSession | None) -> None:
         if not self.admitted.done():
             self.admitted.set_result(refusal)
 
@@ -355,6 +355,6 @@ class RealtimeVisit:
 
 async def turn_away(socket: Any, refused: Refused) -> None:
     """A refusal after the upgrade: an event, and the code that says "try again later"."""
-    error = {"type": "server_error", "code": refused.code, "message": str(refused)}
+    error = {"type": "server_error", "code": refused.code, "message": str(refused)} | shortage_of(refused)
     await socket.send_json({"type": "error", "event_id": "event_1", "error": error})
     await socket.close(code=1013, message=str(refused).encode()[:120])

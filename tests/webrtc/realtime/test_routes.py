@@ -192,10 +192,12 @@ def test_twenty_at_once_at_a_daemon_for_three_leave_three_and_typed_refusals() -
         assert (len(taken), len(refused)) == (3, 17)
         for socket, first in refused:
             assert first["error"]["code"] == "busy"
+            assert first["error"]["shortage"]["available"] == 3
             await socket.receive()
             assert socket.close_code == 1013
         status, body, headers = await api.post("/v1/audio/speech", json={"input": "1"})
         assert (status, body["error"]["code"]) == (503, "busy")
+        assert body["error"]["shortage"] == {"of": "sessions", "needed": 4, "available": 3, "unit": "sessions"}
         assert int(headers["Retry-After"]) > 0
         for socket in taken:
             await socket.close()
