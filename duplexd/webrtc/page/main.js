@@ -23,7 +23,8 @@ const $ = (id) => document.getElementById(id);
 const query = new URLSearchParams(location.search);
 const wantsMicrophone = query.get("mic") !== "0";
 const options = {
-  mic: wantsMicrophone, aec: query.get("aec") !== "0", vad: query.get("vad") !== "0", bargeIn: true,
+  mic: wantsMicrophone, aec: query.get("aec") !== "0", vad: query.get("vad") !== "0",
+  bargeIn: null, // what the daemon says, until the person has chosen
   token: query.get("token") ?? "",
 };
 
@@ -91,7 +92,7 @@ function on(kind, detail = {}) {
 function onReady(model, takes, bargeIn) {
   $("model").textContent = model;
   $("model").hidden = false;
-  $("barge-in").checked = bargeIn && options.bargeIn;
+  $("barge-in").checked = options.bargeIn ?? bargeIn;
   $("text").placeholder = takes.includes("text") ? "Type a message" : "This model reads no text";
   setState("listening");
   $("camera").hidden = !session?.takesCamera;

@@ -34,7 +34,7 @@ export class Session {
    * @param {HTMLAudioElement} setup.audio
    * @param {HTMLVideoElement} setup.video
    * @param {(kind: string, detail?: object) => void} setup.on
-   * @param {{mic: boolean, aec: boolean, vad: boolean, bargeIn: boolean, token: string, iceServers: object[]}} setup.options
+   * @param {{mic: boolean, aec: boolean, vad: boolean, bargeIn: ?boolean, token: string, iceServers: object[]}} setup.options
    */
   constructor({ audio, video, on, options }) {
     this.audio = audio;
@@ -175,11 +175,22 @@ export class Session {
     this.timers.every(SIGHT_EVERY_MS, () => this.reportSight());
     document.addEventListener("visibilitychange", this.visibility);
     if (document.visibilityState === "hidden") this.tellSeen();
-    const settings = { t: "set", barge_in: this.options.bargeIn };
-    if (this.microphone) settings.echo_cancellation = cancelsEcho(this.microphone.getAudioTracks()[0]);
-    this.send(settings);
+    this.send(this.settings());
     this.ping();
     this.report();
+  }
+
+  /** What the page knows of itself. Whether voice may interrupt is the daemon's setting until the person changes it. */
+  settings() {
+    const found = { t: "set" };
+    if (this.options.bargeIn !== null) found.barge_in = this.options.bargeIn;
+    if (this.microphone) found.echo_cancellation = cancelsEcho(this.microphone.getAudioTracks()[0]);
+    return found;
+  }
+
+  /** Whether a voice may interrupt: the person's choice, else what the daemon said. */
+  get mayInterrupt() {
+    return this.options.bargeIn ?? this.ready.barge_in;
   }
 
   // -- media ---------------------------------------------------------------------------------------------------------
@@ -375,7 +386,7 @@ export class Session {
       return this.on("voice", { on: false });
     }
     // In a pause of the character nothing plays, yet its next word must not come: the server's word counts as well.
-    const interrupts = (playing || this.speaking) && this.options.bargeIn && !this.silent;
+    const interrupts = (playing || this.speaking) && this.mayInterrupt && !this.silent;
     const heard = interrupts ? this.gate.onset(performance.now()) : null; // mute first, then everything else
     this.sendThrice({ t: "voice", on: true, id: this.voiceId, ...ending(heard) });
     this.on("voice", { on: true, muted: heard !== null, onset_ms_ago: onsetHops * 10, coupling, ear });
