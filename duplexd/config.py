@@ -20,6 +20,9 @@ ENVIRONMENT_OTHERS = frozenset({"DUPLEXD_HOME", "DUPLEXD_CONFIG", "DUPLEXD_TEST_
 SESSIONS_MAX = 1024  #: more than one engine thread can schedule within its round (DESIGN §11)
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 SECRET = "(set)"  #: shown instead of a secret
+NO_FACE = "none"
+AUTO_FACE = "auto"  #: the model's own, where it can be drawn
+OWN_FACES = {"pocket": "mira", "clock": "flash"}
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,8 +49,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = "pocket"  #: model family, by entry point
     thinker: str = ""  #: pocket: another thinker, a GGUF file or a Hugging Face folder (Llama or Qwen architecture)
     long_term: int = 0  #: pocket: tokens that what slides out of a full context is folded into; 0: it is forgotten
-    #: whose face the person sees: a character of the model, a TOML file of one, none; auto: the model's own
-    face: str = "auto"
+    #: whose face the person sees: a character of the model, a TOML file of one, none; auto: the model's own, where it
+    #: can be drawn
+    face: str = AUTO_FACE
     device: str = "cpu"
     policy: str = "interaction"  #: order of work: fcfs, window-k, edf, delivery-paced or interaction
     policy_options: tuple[str, ...] = ()  #: of the policy, NAME=VALUE each, such as k=4
@@ -64,13 +68,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_level: str = "INFO"
 
 
-NO_FACE = "none"
-OWN_FACES = {"pocket": "mira", "clock": "flash"}
-
-
 def face_of(config: Config) -> str:
-    """Whose face a session has; `NO_FACE`: it has none."""
-    return OWN_FACES.get(config.model, NO_FACE) if config.face == "auto" else config.face
+    """Whose face a session is to have; `NO_FACE`: none. Whether this machine can draw it, the engine finds out."""
+    return OWN_FACES.get(config.model, NO_FACE) if config.face == AUTO_FACE else config.face
 
 
 def load(*, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: str | None = None) -> Config:

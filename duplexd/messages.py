@@ -301,6 +301,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     cut: str
     voice: str  #: which detector tells voice in the person's audio: "silero" or "energy"
     picture: tuple[int, int] | None = None  #: width and height of a frame; None: this model has no face
+    faceless: str = ""  #: why it has none although its own was wanted
 
 
 class AdmitSession(Message, frozen=True):

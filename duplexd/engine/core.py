@@ -104,6 +104,7 @@ class EngineCore:
         mover: StageSpec | None = None,
         admission: Aimd | None = None,
         cores: int | None = None,
+        faceless: str = "",
     ) -> None:
         self.plan = plan
         self.stores = stores
@@ -123,6 +124,7 @@ class EngineCore:
         self._mover = mover
         self._admission = admission
         self._cores = cores
+        self._faceless = faceless
         self._harmed = 0  #: as counted at the last look
         self._starving: frozenset[tuple[OfferId, Nanos]] = frozenset()
         self._scheduler = Scheduler(plan.stages if mover is None else {**plan.stages, mover.name: mover}, policy)
@@ -612,6 +614,7 @@ class EngineCore:
             cut=self.plan.cut.value,
             voice=self.plan.voice,
             picture=None if self.plan.face is None else self.plan.face.size,
+            faceless=self._faceless,
         )
 
     # News for whoever watches --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import msgspec
 
 from duplexd import clock
 from duplexd.channel import PICTURES_PER_SLOT, Channel, MediaShape, SharedMedia
+from duplexd.config import AUTO_FACE, NO_FACE
 from duplexd.engine.admission import TARGET, Aimd, places_of
 from duplexd.engine.bargein import BargeInRule, BargeInTunables
 from duplexd.engine.core import EngineCore
@@ -55,6 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"
     speculation: bool = True
     model_options: dict[str, str] = {}
+    faceless: str = ""  #: why the model's own face, which was wanted, is not shown; filled in by the engine
     silence_max_ms: float = 700.0
     voice_min_ms: float = 200.0
     trace: str = ""  #: file that every event and command is written to; '': none
@@ -71,6 +73,17 @@ def load_plan(model: str, options: Mapping[str, str]) -> ModelPlan:
     plan = entry.load()(options)
     assert isinstance(plan, ModelPlan)
     return plan
+
+
+def with_face_of(plan: ModelPlan, config: EngineConfig) -> EngineConfig:
+    """The configuration that names the face which was found where "auto" was asked for: a trace of it replays where
+    another face, or none, can be drawn.
+    """
+    if config.model_options.get("face") != AUTO_FACE:
+        return config
+    shown = NO_FACE if plan.face is None else plan.face.character
+    options = {**config.model_options, "face": shown}
+    return msgspec.structs.replace(config, model_options=options, faceless=plan.faceless)
 
 
 def layout_of(plan: ModelPlan, sessions_max: int, sessions_resident: int = 0) -> ArenaLayout:
@@ -190,6 +203,7 @@ def core_of(
             target=config.lanes_target,
         ),
         cores=cores,
+        faceless=config.faceless,
     )
 
 
@@ -231,6 +245,9 @@ def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
     # Lanes hand the interpreter over often: with the default of 5 ms a 0.1 ms copy waits behind a decoding step.
     sys.setswitchinterval(0.0005)
     plan = load_plan(config.model, config.model_options)
+    config = with_face_of(plan, config)
+    if config.faceless:
+        log.warning("the character has no face: %s", config.faceless)
     layout = layout_of(plan, config.sessions_max, config.sessions_resident)
     log.info("arena of %s\n%s", plan.name, layout.describe())
     stages = stages_of(plan, layout, config.sessions_max)

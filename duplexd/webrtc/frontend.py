@@ -239,6 +239,7 @@ class Visit:
                     takes=tuple(m.value for m in ready.takes),
                     cut=ready.cut,
                     camera=self.peer is not None and self.peer.takes_camera,
+                    faceless=ready.faceless,
                 )
             )
 

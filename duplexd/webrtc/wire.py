@@ -137,6 +137,7 @@ class Ready(ToPage, frozen=True, tag="ready"):
     takes: tuple[str, ...]  #: modalities the model reads: "audio", "text", "image"
     cut: str  #: how finely the character can be interrupted: "at_cursor" or "end_of_chunk"
     camera: bool = False  #: whether the character would look at the person
+    faceless: str = ""  #: why the model's own face is not shown; empty: it is, or none was wanted
 
 
 class Clocks(ToPage, frozen=True, tag="clocks"):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import socket
 from typing import Any
 
 import pytest
 
 from duplexd.config import Config
+from duplexd.errors import DuplexdError
 from duplexd.units import NANOS_PER_MS, Nanos
+from duplexd.webrtc import supervisor as module
+from duplexd.webrtc.server import serve
 from duplexd.webrtc.supervisor import EngineState, Supervisor
 
 
@@ -35,3 +41,51 @@ def test_a_silent_engine_is_killed_but_not_for_the_time_we_stood_still(pauses_ms
         return process
 
     assert asyncio.run(story()).kills == kills
+
+
+def no_process(*_: Any, **__: Any) -> Any:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def unheard(url: str) -> None:
+    raise AssertionError(f"nothing is served at {url}")
+
+
+def test_an_engine_that_cannot_be_forked_is_not_told_as_a_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.subprocess, "Popen", no_process)
+    with pytest.raises(DuplexdError, match=r"engine process could not be started .*temporarily unavailable"):
+        asyncio.run(serve(Config(port=0, model="clock"), started=unheard))
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(DuplexdError, match=f"cannot listen on 127.0.0.1:{port}"):
+            asyncio.run(serve(Config(port=port, model="clock"), started=unheard))
+
+
+def test_a_failed_start_leaves_nothing_and_is_tried_again_after_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has no process to give twice; the third try does, as after a moment without memory."""
+
+    async def story() -> tuple[int, int, Supervisor]:
+        supervisor = Supervisor(Config(model="clock"), on_news=lambda news: None, on_gone=lambda reason: None)
+        supervisor._backoff_s = 0.0
+        before, tries = len(os.listdir("/proc/self/fd")), []
+
+        def scarce(*arguments: Any, **options: Any) -> Any:
+            tries.append(len(os.listdir("/proc/self/fd")))
+            if len(tries) < 3:
+                no_process()
+            return Process()
+
+        monkeypatch.setattr(module.subprocess, "Popen", scarce)
+        monkeypatch.setattr(module, "RESTART_MAX_S", 0.0)
+        await supervisor._start_again()
+        assert len(set(tries)) == 1  # No failed try has left a descriptor behind.
+        supervisor._drop()
+        return before, len(os.listdir("/proc/self/fd")), supervisor
+
+    before, after, supervisor = asyncio.run(story())
+
+    assert before == after
+    assert supervisor.restarts == 1

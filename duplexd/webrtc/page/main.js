@@ -63,7 +63,7 @@ function addLine({ clock: when, kind, t, ...detail }) {
 
 const handlers = {
   meter: ({ micDb, remoteDb }) => showLevels(micDb, remoteDb),
-  ready: ({ model, takes, barge_in }) => onReady(model, takes, barge_in),
+  ready: (message) => onReady(message),
   sight: (figures) => showSight(figures),
   camera: ({ stream }) => showSelf(stream),
   state: ({ state }) => setState(state),
@@ -89,13 +89,14 @@ function on(kind, detail = {}) {
   handlers[kind]?.(detail);
 }
 
-function onReady(model, takes, bargeIn) {
+function onReady({ model, takes, barge_in: bargeIn, faceless = "" }) {
   $("model").textContent = model;
   $("model").hidden = false;
   $("barge-in").checked = options.bargeIn ?? bargeIn;
   $("text").placeholder = takes.includes("text") ? "Type a message" : "This model reads no text";
   setState("listening");
   $("camera").hidden = !session?.takesCamera;
+  if (faceless) help("faceless", faceless);
   if (session?.microphone && !takes.includes("audio")) notice({ title: "This model does not listen", text: "It reads text only.", offer: [] });
 }
 
