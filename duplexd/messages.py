@@ -390,7 +390,7 @@ class UserWords(Message, frozen=True):
     turn: TurnId
     text: str
     stable: int
-    final: bool
+    final: bool  #: with an empty text: somebody spoke, and no word of it could be told
 
 
 class TurnOpened(Message, frozen=True):

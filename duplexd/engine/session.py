@@ -128,6 +128,8 @@ PACE_MARGIN = ticks_from_ms(40)
 REPORT_WITHIN = Nanos(500 * NANOS_PER_MS)
 #: How long a first chunk waits at most until the reply can go on without a gap.
 BEGINNING_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
+#: A turn with so much voice and no word is told: whoever said it waits for an answer. A cough is shorter.
+UNCLEAR_MIN = ticks_from_ms(600)
 IDLE_UTTERANCE_MAX = ticks_from_ms(1000)  #: a hint of a voice that no block confirmed by then was none
 
 
@@ -1362,12 +1364,14 @@ class Session:
     def _end_turn(self, now: Nanos) -> None:
         utterance = self.utterance
         assert utterance is not None
-        ended_at, by_client = utterance.voiced_at, utterance.ended
+        ended_at, by_client, voiced = utterance.voiced_at, utterance.ended, utterance.voiced_ticks
         text = self._drop_utterance()
         self._monitor.count("turns")
         self._monitor.note(now, self.id, "turn_ended", ended_at)
         if not text:
             self._monitor.count("turns_without_words")
+            if voiced >= UNCLEAR_MIN:
+                self._emit(UserWords(self.id, self.turn, "", 0, True))
             self._drop_speculation()
             if not self._reopened_text:
                 self.dialogue.forget_turn()
@@ -1405,6 +1409,7 @@ class Session:
             self._end_turn(now)
         elif self.reply is None and self._auto_reply and not self._turns_by_client:
             self._speculate(now)
+        self._complete_if_over(now)  # What it waited for may have been work of an older reply.
         self._deliver(now)
         self._begin_waiting(now)
         self._begin_wanted(now)

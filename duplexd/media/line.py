@@ -326,6 +326,10 @@ class Line:
         self._gate = VoiceGate(rule)
         self._waiting_voice = None
 
+    def end_turn(self, until: Ticks) -> None:
+        """The engine has ended the turn that was being spoken, at this position of the input."""
+        self._gate.close(until)
+
     def end_input(self, now: Nanos) -> None:
         """Nothing more comes for the moment: the samples that wait for a whole block leave as one."""
         rest = self.framer.newest - self.framer.position

@@ -67,6 +67,8 @@ from duplexd.messages import (
     SettingChanged,
     SlotsFreed,
     StateChanged,
+    TurnOutcome,
+    TurnSettled,
     UserWords,
 )
 from duplexd.units import (
@@ -413,6 +415,9 @@ class Visit:
             case LatencyMeasured():
                 self.line.measure(news)
                 self._owner.note_reply(news)
+            case TurnSettled():
+                if news.outcome is not TurnOutcome.OVERHEARD:  # Of that voice the detector has heard enough for a while.
+                    self.line.end_turn(news.span.end)
             case EndSession():
                 self._owner.end(self, news.reason)
             case _:
@@ -460,7 +465,8 @@ class Visit:
                     self.line.playout.finish()
                 state = PAGE_STATES.get(news.state)
                 if state is not None:
-                    self.tell(wire.Reply(news.response, news.epoch, state, news.reason))
+                    outputs = {one.output: PAGE_STATES.get(one.state, one.state.value) for one in news.outputs}
+                    self.tell(wire.Reply(news.response, news.epoch, state, news.reason, outputs))
             case ReplyWords():
                 words = tuple(wire.Word(w.text, w.span.start, w.span.end) for w in news.words)
                 self.tell(wire.Words(news.response, news.first, words))

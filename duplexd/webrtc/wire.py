@@ -202,6 +202,8 @@ class Reply(ToPage, frozen=True, tag="reply"):
     epoch: int
     state: str
     reason: str = ""
+    #: states of its outputs, "text" and "voice": a voice that failed behind whole words is "completed" and "failed"
+    outputs: dict[str, str] = {}
 
 
 class Words(ToPage, frozen=True, tag="words"):

@@ -23,12 +23,13 @@ from duplexd.messages import (
     Progress,
     PublishChunk,
     RefuseSession,
+    ResponseChanged,
     ResponseState,
     ResumePlayback,
     UserWords,
 )
 from duplexd.models.clock.language import END, ClockDialect, ClockStream
-from duplexd.streams.stage import CostModel, ThinkJob, ThinkResult
+from duplexd.streams.stage import CostModel, ListenJob, ListenResult, ThinkJob, ThinkResult
 from duplexd.units import Nanos, ms_from_ticks
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
 
@@ -324,6 +325,26 @@ def test_a_failing_stage_ends_its_reply_and_nothing_else() -> None:
     assert list(range(9)) == heard_words(second)
 
 
+@pytest.mark.parametrize(
+    ("stage", "text"), [("render", ResponseState.COMPLETED), ("talk", ResponseState.FAILED)], ids=["voice", "words"]
+)
+def test_a_voice_that_fails_behind_its_words_is_a_partial_result(stage: str, text: ResponseState) -> None:
+    """The only clause is told before its sound fails; of two clauses, both thought, the second is never told."""
+
+    def fails(launch: Launch) -> str:
+        spared = launch.stage == "talk" and launch.jobs[0].first
+        return "made to fail" if launch.stage == stage and not spared else ""
+
+    simulation = Simulation(until_ms=9000, fails=fails)
+    listener = simulation.connect()
+    listener.type("say 4" if stage == "render" else "say 8", at=ms(300), key="a")
+    simulation.run()
+
+    last = simulation.news(ResponseChanged)[-1]
+    assert last.state is ResponseState.FAILED
+    assert {one.output: one.state for one in last.outputs} == {"text": text, "voice": ResponseState.FAILED}
+
+
 def test_a_reply_without_a_word_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thinker ends before it has said anything; its second attempt gets a token to decode from and is heard."""
     simulation = Simulation(until_ms=6000)
@@ -539,3 +560,50 @@ def test_a_clause_that_lies_with_the_talker_makes_the_reply_neither_empty_nor_ov
     assert simulation.core.monitor["empty_replies"] == 0
     assert simulation.final_states() == {1: [ResponseState.COMPLETED]}
     assert len(heard_words(listener)) == simulation.history()[1].words == words
+
+
+@pytest.mark.parametrize(("voice_ms", "told"), [(900, [("", True)]), (250, [])], ids=["a sentence", "a cough"])
+def test_a_turn_of_which_no_word_could_be_told_is_not_passed_over_in_silence(
+    voice_ms: float, told: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever said it waits for an answer, so the page must show that there will be none."""
+    simulation = Simulation(until_ms=4000)
+
+    def deaf(jobs: Sequence[ListenJob], media: object) -> list[ListenResult]:
+        return [ListenResult(job.session, "") for job in jobs]
+
+    monkeypatch.setattr(simulation.world.stages["ears"], "run", deaf)
+    listener = simulation.connect()
+    listener.say(beep(voice_ms), at=ms(500))
+    simulation.run()
+
+    assert [(news.text, news.final) for news in simulation.news(UserWords)] == told
+    assert simulation.final_states() == {}
+
+
+def test_a_reply_without_a_word_ends_although_an_older_clause_was_still_being_talked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The talker is busy for a reply that was stopped; when it comes back, the wordless one behind it is over."""
+    simulation = Simulation(until_ms=3000)
+    talk = simulation.world.stages["talk"]
+    talk.spec = msgspec.structs.replace(talk.spec, cost=CostModel(fixed_us=900_000))
+    thinker = simulation.world.stages["think"]
+    think = thinker.run
+    tries: list[ThinkJob] = []
+
+    def wordless_at_last(jobs: Sequence[ThinkJob], media: object) -> list[object]:
+        results = think(jobs, media)
+        if simulation.world.now() < ms(700) or not jobs[0].steps:
+            return results
+        tries.extend(jobs)
+        return [ThinkResult(jobs[0].session, (END,))]
+
+    monkeypatch.setattr(thinker, "run", wordless_at_last)
+    listener = simulation.connect()
+    listener.type("say 8", at=ms(300), key="a")
+    listener.type("say 4", at=ms(700), key="b")
+    simulation.run()
+
+    assert len(tries) == 2
+    assert simulation.final_states() == {1: [ResponseState.CANCELLED], 2: [ResponseState.COMPLETED]}

@@ -212,6 +212,31 @@ def test_a_window_that_failed_makes_no_word_stable() -> None:
     assert utterance.heard_until == ticks_from_ms(800)
 
 
+def read(*texts: str) -> Utterance:
+    """An utterance whose growing window was read as each of these; 400 ms of voice between two readings."""
+    utterance = Utterance(onset=Ticks(0), start=Ticks(0), listen_max=ticks_from_ms(8000))
+    for index, text in enumerate(texts):
+        span = Span(ticks_from_ms(400 * index), ticks_from_ms(400 * (index + 1)))
+        utterance.take(span, voiced=True, echo=False, voice=0.9, captured_at=Nanos(1))
+        window = utterance.wanted(span.end, final=False)
+        assert window is not None
+        utterance.listen(window)
+        utterance.hear(text, -0.2)
+    return utterance
+
+
+def test_words_that_came_twice_are_not_taken_back_by_a_reading_without_any() -> None:
+    """The ears doubt their last reading of a whole question: without this nobody answers it (talk bench, question 19)."""
+    utterance = read("is the sun", "is the sun hotter than", "")
+
+    assert (utterance.text, utterance.stable_text) == ("is the sun hotter than", "is the sun")
+    assert utterance.complete
+
+
+def test_words_that_came_once_are_noise_when_a_longer_reading_finds_none() -> None:
+    assert read("is the sun", "").text == ""
+
+
 def test_the_last_words_of_a_turn_are_tried_twice() -> None:
     """One fault of the ears costs no words; a lasting one ends the turn with those that are known."""
     utterance = Utterance(onset=Ticks(0), start=Ticks(0), listen_max=ticks_from_ms(8000))
