@@ -34,7 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"duplexd {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     server = _command(commands, "serve", serve, "serve the page and its sessions", config=True)
-    server.add_argument("--fetch", action="store_true", help="first get the weights this model needs and that are missing")
+    server.add_argument(
+        "--fetch", action="store_true", help="first get the weights this model needs and that are missing"
+    )
     _command(commands, "config", show_config, "print the effective configuration", config=True)
     _command(commands, "doctor", doctor, "check this machine: Python, torch, ports, UDP, weights", config=True)
     fetch = _command(commands, "fetch", fetch_weights, "fetch the default model's weights into the cache")

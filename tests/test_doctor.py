@@ -37,7 +37,9 @@ def test_a_taken_port_makes_the_exit_code_1_and_names_the_way_out(capsys: pytest
     assert "choose another with --port" in capsys.readouterr().out
 
 
-def test_weights_that_are_not_there_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_weights_that_are_not_there_are_named_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
     monkeypatch.setenv("DUPLEXD_HOME", str(tmp_path))
     lacking = {check.name: check for check in checks(Config(face="none", port=0)) if check.name.startswith("weights")}
 

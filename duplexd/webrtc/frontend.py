@@ -186,8 +186,8 @@ class Visit:
         if how == "gap":
             return  # The framer sees the gap by the next timestamp and says so in its blocks.
         now = clock.now()
-        self.lateness.note(rtp, now)
-        self.line.on_audio(pcm, rtp, now)
+        late = self.lateness.note(rtp, now)
+        self.line.on_audio(pcm, rtp, now, late=late)
         self.carry()
 
     def pull(self, pts: Ticks) -> NDArray[np.int16]:
@@ -324,6 +324,7 @@ class Visit:
             network=ticks_from_nanos(network),
             jitter_buffer=ticks_from_ms(max(0.0, min(message.buffer_ms, 5000.0))),
             output=ticks_from_ms(playout),
+            input=ticks_from_ms(max(0.0, min(message.input_ms, 1000.0))),
         )
         self.line.on_report(report, now, muted=message.muted, silent=message.silent)
 
@@ -416,7 +417,9 @@ class Visit:
                 self.line.measure(news)
                 self._owner.note_reply(news)
             case TurnSettled():
-                if news.outcome is not TurnOutcome.OVERHEARD:  # Of that voice the detector has heard enough for a while.
+                if (
+                    news.outcome is not TurnOutcome.OVERHEARD
+                ):  # Of that voice the detector has heard enough for a while.
                     self.line.end_turn(news.span.end)
             case EndSession():
                 self._owner.end(self, news.reason)

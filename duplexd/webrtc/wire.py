@@ -33,6 +33,7 @@ class Pos(FromPage, frozen=True, tag="pos"):
     age_ms: float  #: how long ago that packet went to the decoder's output
     playout_ms: float = 0.0  #: output device delay, from media-playout statistics over the last 200 ms
     buffer_ms: float = 0.0  #: jitter buffer delay, likewise
+    input_ms: float = 0.0  #: from the microphone until a sample can leave with its packet
     muted: bool = False
     passed_ms: float = 0.0  #: `muted`: how much sound behind `rtp` was let through before
     bound_ms: float = 20.0  #: `muted`: error bound of that

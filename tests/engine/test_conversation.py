@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from random import Random
 
 import msgspec
+import numpy as np
 import pytest
 
 from duplexd.engine.simulator import SimListener, SimNetwork
@@ -31,7 +32,7 @@ from duplexd.messages import (
 from duplexd.models.clock.language import END, ClockDialect, ClockStream
 from duplexd.streams.stage import CostModel, ListenJob, ListenResult, ThinkJob, ThinkResult
 from duplexd.units import Nanos, ms_from_ticks
-from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
+from tests.engine.simulation import RATE, Simulation, beep, heard_words, history_words, ms
 
 
 def test_a_typed_turn_is_answered_and_remembered_whole() -> None:
@@ -484,17 +485,22 @@ def test_same_seed_same_trace_on_any_hash_seed(hash_seed: str) -> None:
     assert digest(5) == run.stdout.strip()
 
 
-def test_latency_parts_sum_to_the_total() -> None:
+@pytest.mark.parametrize(("delay_ms", "buffer_ms"), [(1, 40), (5, 60), (40, 150)])
+def test_latency_parts_sum_to_what_the_person_waited(delay_ms: float, buffer_ms: float) -> None:
+    """From the last sample spoken to the first one heard, both taken from the listener's own microphone and ear."""
     simulation = Simulation(until_ms=6000)
-    listener = simulation.connect()
+    listener = simulation.connect(at_ms=50, network=SimNetwork(delay=ms(delay_ms), buffer=ms(buffer_ms)))
     listener.say(beep(400), at=ms(400))
     simulation.run()
 
+    # The next packet after 400 leaves at 410 and holds the 20 ms before: the last of twenty ends at 790.
+    spoken_ms = 790.0
+    first = int(np.flatnonzero(listener.sound())[0])
+    heard_ms = 50 + 1000 * first / RATE + delay_ms + buffer_ms
     (latency,) = listener.latencies
-    names = [name for name, _ in latency.parts]
-    assert names[0] == "end_of_turn"
-    assert {"prefill", "first_word", "first_audio", "network", "jitter_buffer"} <= set(names)
-    assert dict(latency.parts)["end_of_turn"] >= 700
+    names = "capture uplink end_of_turn prefill first_word first_audio pacing network jitter_buffer output"
+    assert [name for name, _ in latency.parts] == names.split()
+    assert sum(part for _, part in latency.parts) == pytest.approx(heard_ms - spoken_ms, abs=12)
 
 
 def test_a_hold_nobody_answers_does_not_spin() -> None:

@@ -3,7 +3,7 @@
 
 import { Gate } from "./gate.js";
 import { Trouble, refusalCode } from "./help.js";
-import { Ears, cancelsEcho, openMicrophone, stopAll } from "./microphone.js";
+import { Ears, cancelsEcho, inputMs, openMicrophone, stopAll } from "./microphone.js";
 import { DelayMeter, ageMs, passed } from "./position.js";
 import { LipSync, SightMeter, openCamera, slowDown } from "./sight.js";
 import { Timers } from "./timers.js";
@@ -64,6 +64,7 @@ export class Session {
     this.checking = null;
     this.microphone = null;
     this.micMuted = false;
+    this.inputMs = 0; // from the microphone until a sample is ready for its packet
     this.speaking = false; // what the server last said of the character
     this.closeUrl = null;
     this.ownMute = false;
@@ -256,6 +257,8 @@ export class Session {
 
   async readStats() {
     if (!this.receiver || this.closed) return;
+    const track = this.microphone?.getAudioTracks()[0];
+    if (track) this.inputMs = inputMs(track);
     const stats = await this.pc.getStats();
     this.delays.take(stats.values());
     this.sight.take(stats.values());
@@ -286,7 +289,8 @@ export class Session {
     if (!at && (hold || !this.silent)) return;
     const { muted, epoch } = this.gate;
     const buffer_ms = round(this.delays.bufferMs);
-    this.sendFast({ t: "pos", ...(at ?? { rtp: 0, age_ms: 0 }), buffer_ms, muted, epoch, hold, silent: this.silent });
+    const input_ms = round(this.inputMs);
+    this.sendFast({ t: "pos", ...(at ?? { rtp: 0, age_ms: 0 }), buffer_ms, input_ms, muted, epoch, hold, silent: this.silent });
   }
 
   /** No picture is made for a page that nobody sees. */
