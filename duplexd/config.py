@@ -62,6 +62,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     echo_warmup_ms: float = 1500.0  #: at the start of a session the echo canceller is still learning: be slower to hold
     silence_max_ms: float = 700.0  #: silence that ends a turn whatever the judge says
     hold_max_ms: float = 2000.0  #: longest freeze without a decision
+    judge_max_ms: float = 1600.0  #: longest judgement of a voice over the reply: then it interrupts with words only
+    voice_end_ms: float = 300.0  #: silence after which such a voice is over, and a false alarm goes on
+    rest_ms: float = 600.0  #: after a false alarm the server's detector pauses nothing for so long
     response_deadline_ms: float = 10_000.0  #: a reply without a sound by then fails; 0: never
     trace: str = ""  #: file the engine writes every event and command to, for `duplexd replay`; none: no trace
     trace_mb_max: int = 256  #: of that file, in MB; at the bound the trace ends and the engine goes on
@@ -155,6 +158,9 @@ def check(config: Config) -> Config:
             1 <= config.requests_per_minute <= 1_000_000,
             f"requests_per_minute is {config.requests_per_minute}; it lies in 1..1000000",
         ),
+        (300 <= config.judge_max_ms <= 10_000, f"judge_max_ms is {config.judge_max_ms}; it lies in 300..10000"),
+        (100 <= config.voice_end_ms <= 2000, f"voice_end_ms is {config.voice_end_ms}; it lies in 100..2000"),
+        (0 <= config.rest_ms <= 10_000, f"rest_ms is {config.rest_ms}; it lies in 0..10000"),
         (500 <= config.hold_max_ms <= 10_000, f"hold_max_ms is {config.hold_max_ms}; it lies in 500..10000"),
         (
             is_loopback(config.host) or bool(config.token) or config.insecure,

@@ -125,6 +125,7 @@ class TurnSettingChanged(Message, frozen=True):
     silence_ms: float | None = None  #: silence alone ends a turn after this long; 0: the model's own rule
     patience_ms: float | None = None  #: with the model's own rule: silence that ends a turn whatever the judge says
     eager: bool | None = None  #: a voice over the reply interrupts once it is long enough, whatever it says
+    overhears: bool | None = None  #: words over a reply that did not interrupt it are remembered behind it
 
 
 class TurnEnded(Message, frozen=True):

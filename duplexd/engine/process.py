@@ -59,6 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faceless: str = ""  #: why the model's own face, which was wanted, is not shown; filled in by the engine
     silence_max_ms: float = 700.0
     voice_min_ms: float = 200.0
+    voice_end_ms: float = 300.0
+    judge_max_ms: float = 1600.0
     trace: str = ""  #: file that every event and command is written to; '': none
     trace_bytes_max: int = 256_000_000
 
@@ -191,7 +193,7 @@ def core_of(
         ),
         policy=policy_of(config.policy, config.policy_options),
         endpoint=endpoint_of(plan, config.silence_max_ms),
-        barge_in=BargeInRule(BargeInTunables(voice_min=ticks_from_ms(config.voice_min_ms))),
+        barge_in=BargeInRule(tunables_of(config)),
         sessions_max=config.sessions_max,
         residency=residency,
         place_wait=nanos_from_ms(config.place_wait_ms),
@@ -204,6 +206,14 @@ def core_of(
         ),
         cores=cores,
         faceless=config.faceless,
+    )
+
+
+def tunables_of(config: EngineConfig) -> BargeInTunables:
+    return BargeInTunables(
+        voice_min=ticks_from_ms(config.voice_min_ms),
+        silence_end=ticks_from_ms(config.voice_end_ms),
+        decide_max=ticks_from_ms(config.judge_max_ms),
     )
 
 

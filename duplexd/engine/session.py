@@ -275,6 +275,7 @@ class Session:
         self._turns_by_client = False
         self._auto_reply = True
         self._eager = False
+        self._overhears = True
         self._turn_key = ""  #: of the `TurnEnded` that ends the turn being spoken
         self._next_onset: Ticks | None = None  #: a voice that began while an ended turn was still being understood
         self._unanswered = ""  #: turns that ended over a reply and that nobody is to answer by itself
@@ -481,6 +482,8 @@ class Session:
             self._use_endpoint(patient_rule(self._model_endpoint, fact.patience_ms))
         if fact.eager is not None:
             self._eager = fact.eager
+        if fact.overhears is not None:
+            self._overhears = fact.overhears
         self._drop_speculation()
         self._follow()
 
@@ -498,7 +501,7 @@ class Session:
 
     def on_input_cleared(self, now: Nanos) -> None:
         if self.contest is not None:
-            self._resume(now, told=False)
+            self._resume(now, told=False, cleared=True)
         self._next_onset = None
         if self.utterance is not None:
             self._drop_utterance(TurnOutcome.CLEARED)
@@ -1068,6 +1071,7 @@ class Session:
         self._remember(reply)
         kept, text = reply.tokens_of_words(heard), reply.text_of_words(heard)
         self.dialogue.finish_reply(kept=kept, text=text, response=reply.response)
+        longer = reply.recited or (bool(self.dialogue.exchanges) and self.dialogue.exchanges[-1].overheard)
         self.reply = None
         self._reopened_text = join(self.dialogue.user if self.dialogue.user_open else "", self._unanswered)
         self._unanswered = ""
@@ -1075,8 +1079,8 @@ class Session:
             self.dialogue.say(self._reopened_text)
         if words:
             self.dialogue.say(join(self._reopened_text, words))
-        if reply.recited:
-            self._make_room()  # It may be longer than anything that was thought.
+        if longer:
+            self._make_room()  # It may be longer than what was thought, or what was overheard stands behind it.
         self.context.follow(self.dialogue.tokens())
         self.context.commit(len(self.context.ids))
         self.quiet_since = now
@@ -1240,10 +1244,14 @@ class Session:
         elif decision is Decision.ADVANCE and (contest.answered or now >= contest.answer_by):
             self._advance(now)
 
-    def _resume(self, now: Nanos, *, told: bool) -> None:
-        """A false alarm: the branch goes, its words are counted apart, playout goes on where it froze."""
+    def _resume(self, now: Nanos, *, told: bool, cleared: bool = False) -> None:
+        """A false alarm: the branch goes, playout goes on where it froze. What was said follows the reply in the
+        history (DESIGN §6) and is counted apart. An acknowledgement is no news to the thinker, an echo or a guess of
+        the ears nothing anybody said, and what the client has `cleared` is gone.
+        """
         contest = self.contest
         assert contest is not None
+        said = self.reply is not None and self._rule.is_said(self._view(contest))
         self._drop_branch()
         self.contest = None
         self.timeline.held = False
@@ -1253,10 +1261,9 @@ class Session:
         spoken = self._drop_utterance(TurnOutcome.OVERHEARD)
         if spoken:
             self._emit(UserWords(self.id, self.turn, spoken, len(spoken), True))
-            if content_words(spoken) and not told:
-                self._monitor.count("overheard_turns")
-            else:
-                self._monitor.count("acknowledgements")
+            self._monitor.count("overheard_turns" if content_words(spoken) and not told else "acknowledgements")
+        if said and self._overhears and not cleared:
+            self.dialogue.overhear(spoken)
         if contest.hold and not told:
             self._emit(ResumePlayback(self.id, contest.hold, self.timeline.epoch))
         self._enter(TurnState.SPEAKING if self.reply is not None else TurnState.LISTENING)

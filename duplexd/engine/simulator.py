@@ -455,7 +455,7 @@ class SimListener:
         elif isinstance(news, ResumePlayback):
             self._world.at(now, lambda: self._flush_after(lambda at: self.line.resume(news, at)))
         elif isinstance(news, TurnSettled):
-            if news.outcome is not TurnOutcome.OVERHEARD:
+            if news.outcome in (TurnOutcome.TAKEN, TurnOutcome.EMPTY):
                 self.line.end_turn(news.span.end)
         elif isinstance(news, LatencyMeasured):
             self.line.measure(news)

@@ -70,7 +70,7 @@ _BLOCK = ticks_from_samples(BLOCK_SAMPLES, INPUT_RATE)
 TEXTS_MAX = 4  #: typed turns that wait for a cut; at the bound they all stop waiting, oldest first
 MEASURED_MAX = 16  #: durations kept for whoever counts them; the oldest are lost
 VOICE_THRESHOLD = 0.5  #: of a block that the engine counts as voice
-REHOLD_AFTER = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
+REST = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -156,6 +156,7 @@ class Line:
         gate: VoiceGate | None = None,
         hold_max: Nanos = HOLD_MAX,
         echo_warmup: Nanos = Nanos(0),
+        rest: Nanos = REST,
         holds: bool = True,
     ) -> None:
         self.session = session
@@ -182,6 +183,7 @@ class Line:
         self._last_audio_at = Nanos(0)
         self._input_at = (Nanos(0), Ticks(0))
         self._next_assumed = Nanos(0)
+        self._rest = rest
         self._rest_until = Nanos(0)
         self._waiting_voice: Ticks | None = None  #: onset of a voice over the reply that could hold nothing yet
         self._after_advance: deque[TextArrived] = deque()
@@ -417,6 +419,7 @@ class Line:
 
     def on_report(self, report: EarReport, now: Nanos, *, muted: bool, silent: bool) -> None:
         """Ten times a second: what is heard now. A muted page hears nothing, whatever its clock says."""
+        before = self._last_report
         self._last_report, self._last_report_at = report, now
         self.silent = silent
         if muted or silent or self.hold is not None:
@@ -425,7 +428,7 @@ class Line:
         # What lies between transport and ear, network included: the two clocks of one and the same sample.
         way = Ticks(max(0, self._pts_at(report.observed_at) - report.pts))
         self._report(place, report.observed_at, now, buffer=way, bound=BOUND, assumed=False)
-        self._finish_latency(report)
+        self._finish_latency(report, before)
 
     def say(self, text: str, key: str, now: Nanos) -> None:
         """Typed words interrupt like a voice that needs no judgement, so the ear's position is asked for first."""
@@ -476,7 +479,7 @@ class Line:
         self.playout.resume(self.hold.position)
         self._foresee_voice()
         self._out.append(ResumeOrder(self.hold.hold, self.playout.epoch, self.next_pts))
-        self._rest_until = Nanos(now + REHOLD_AFTER)
+        self._rest_until = Nanos(now + self._rest)
         self.hold = self._waiting_voice = None
         self._release_texts()
 
@@ -651,16 +654,24 @@ class Line:
 
     # Latency -------------------------------------------------------------------------------------------------------
 
-    def _finish_latency(self, report: EarReport) -> None:
+    def _finish_latency(self, report: EarReport, before: EarReport | None) -> None:
         """Once the ear has reached the reply's first sample: when it did is measured, not added up."""
         if self._latency is None or self._sent_at == 0 or report.pts < self._first_pts:
             return
         news, self._latency = self._latency, None
-        heard_at = Nanos(report.observed_at - nanos_from_ticks(Ticks(report.pts - self._first_pts)))
+        heard_at = _reached_at(self._first_pts, before, report)
         behind = self._uplink.behind(news.ended_at)
         parts = _parts_before(behind, report) + _parts_made(news, behind, sent_at=self._sent_at)
         parts += _parts_after(report, Nanos(heard_at - self._sent_at))
         self._out.append(LatencyReady(news.turn, news.response, tuple((name, round(ms, 1)) for name, ms in parts)))
+
+
+def _reached_at(pts: int, before: EarReport | None, after: EarReport) -> Nanos:
+    """When the ear reached `pts`, by the reports around it: between two of them sound may have stood still."""
+    if before is None or not before.pts < pts <= after.pts or before.observed_at >= after.observed_at:
+        return Nanos(after.observed_at - nanos_from_ticks(Ticks(after.pts - pts)))
+    took = after.observed_at - before.observed_at
+    return Nanos(before.observed_at + took * (pts - before.pts) // (after.pts - before.pts))
 
 
 Parts = list[tuple[str, float]]  #: names and milliseconds

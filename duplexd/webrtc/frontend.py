@@ -417,9 +417,8 @@ class Visit:
                 self.line.measure(news)
                 self._owner.note_reply(news)
             case TurnSettled():
-                if (
-                    news.outcome is not TurnOutcome.OVERHEARD
-                ):  # Of that voice the detector has heard enough for a while.
+                # Of a false alarm's voice the detector has heard enough for a while.
+                if news.outcome in (TurnOutcome.TAKEN, TurnOutcome.EMPTY):
                     self.line.end_turn(news.span.end)
             case EndSession():
                 self._owner.end(self, news.reason)
@@ -632,6 +631,7 @@ class Frontend:
             pts_at=pts_at,
             hold_max=nanos_from_ms(self.config.hold_max_ms),
             echo_warmup=nanos_from_ms(self.config.echo_warmup_ms),
+            rest=nanos_from_ms(self.config.rest_ms),
         )
 
     def _voice(self, of_model: str) -> str:

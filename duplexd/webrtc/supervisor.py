@@ -147,6 +147,8 @@ class Supervisor:
                 "model_options": options,
                 "silence_max_ms": config.silence_max_ms,
                 "voice_min_ms": config.voice_min_ms,
+                "voice_end_ms": config.voice_end_ms,
+                "judge_max_ms": config.judge_max_ms,
                 "trace": config.trace,
                 "trace_bytes_max": config.trace_mb_max * 1_000_000,
             }

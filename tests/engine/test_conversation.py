@@ -18,12 +18,13 @@ from duplexd.ids import SessionId
 from duplexd.messages import (
     AdmitSession,
     AdvanceEpoch,
+    ClientStalled,
     HistoryChanged,
     ImageArrived,
     InputRefusal,
-    Progress,
     PublishChunk,
     RefuseSession,
+    ReplyWords,
     ResponseChanged,
     ResponseState,
     ResumePlayback,
@@ -238,18 +239,25 @@ def test_a_message_too_long_for_the_model_is_refused_and_nothing_else_happens() 
 
 
 def test_generation_stays_inside_the_lookahead_budget() -> None:
-    """generation - playback <= budget, at every report (DESIGN §5 rule 1)."""
-    simulation = Simulation(until_ms=10_000)
+    """generation - playback <= budget whenever a chunk is started, its own length included (DESIGN §5 rule 1)."""
+    ahead: list[tuple[int, int]] = []
+
+    def look(launch: Launch) -> str:
+        session = simulation.core.sessions.get(SessionId(1))
+        if launch.stage == "render" and session is not None:
+            timeline, length = session.timeline, launch.jobs[0].length
+            lead = timeline.generation - timeline.playback(simulation.world.now())
+            ahead.append((lead, timeline.budget(length, session._making_time)))
+        return ""
+
+    simulation = Simulation(until_ms=10_000, fails=look)
     listener = simulation.connect()
     listener.type("say 20", at=ms(300), key="a")
     simulation.run()
 
-    ahead = [(p.generation - p.playback, p.budget) for p in simulation.news(Progress) if p.budget]
-    assert ahead
-    # The budget moves with the chunk ramp, the buffer and the pace; the chunk was started under one a moment older.
-    most = max(budget for _, budget in ahead)
-    assert all(lead <= most for lead, _ in ahead)
-    assert ms_from_ticks(most) < 800
+    assert len(ahead) > 10
+    assert [(lead, budget) for lead, budget in ahead if lead > budget] == []
+    assert all(300 <= ms_from_ticks(budget) <= 1500 for _, budget in ahead)
     assert max(ms_from_ticks(lead) for lead, _ in ahead) > 100
 
 
@@ -613,3 +621,22 @@ def test_a_reply_without_a_word_ends_although_an_older_clause_was_still_being_ta
 
     assert len(tries) == 2
     assert simulation.final_states() == {1: [ResponseState.CANCELLED], 2: [ResponseState.COMPLETED]}
+
+
+def test_a_person_whose_page_does_not_read_is_waited_for_and_nobody_else_is() -> None:
+    """The unread messages of one page gate its own thinker, talker and voice; when it reads again the reply goes on."""
+    simulation = Simulation(until_ms=24_000)
+    stalled, neighbour = simulation.connect(1), simulation.connect(2)
+    for listener in (stalled, neighbour):
+        listener.type("say 12", at=ms(300), key="a")
+    simulation.world.at(ms(1500), lambda: ClientStalled(SessionId(1), True))
+    simulation.world.at(ms(12_000), lambda: ClientStalled(SessionId(1), False))
+    simulation.run()
+
+    published = [at for at in simulation.times(PublishChunk, 1) if 2500 < at < 12_000]
+    assert published == []
+    assert [at for at in simulation.times(ReplyWords, 1) if 2500 < at < 12_000] == []
+    assert max(simulation.times(PublishChunk, 2)) < 8000
+    assert neighbour.line.playout.underruns == 0
+    for listener in (stalled, neighbour):
+        assert heard_words(listener) == list(range(12))

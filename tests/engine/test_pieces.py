@@ -226,7 +226,7 @@ def read(*texts: str) -> Utterance:
 
 
 def test_words_that_came_twice_are_not_taken_back_by_a_reading_without_any() -> None:
-    """The ears doubt their last reading of a whole question: without this nobody answers it (talk bench, question 19)."""
+    """The ears doubt their last reading of a question: without this nobody answers it (talk bench, question 19)."""
     utterance = read("is the sun", "is the sun hotter than", "")
 
     assert (utterance.text, utterance.stable_text) == ("is the sun hotter than", "is the sun")
@@ -388,6 +388,22 @@ LONG = {"voiced": ticks_from_ms(700), "elapsed": ticks_from_ms(800)}
 )
 def test_what_is_an_interruption(changes: dict[str, object], decision: Decision) -> None:
     assert decision is BargeInRule(BargeInTunables()).decide(view(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        pytest.param({"text": "I like that."}, True, id="a remark"),
+        pytest.param({"text": ""}, False, id="no words"),
+        pytest.param({"text": "Mm-hmm, yeah."}, False, id="an acknowledgement"),
+        pytest.param({"text": "The hammer.", "certainty": -0.6}, False, id="what the ears make of mm-hm"),
+        pytest.param({"text": "of France is Paris"}, False, id="the character's own words"),
+        pytest.param({"text": "I like that.", "echo": ticks_from_ms(500)}, False, id="mostly the character's sound"),
+        pytest.param({"text": "I like Paris.", "echo": ticks_from_ms(64)}, True, id="a remark through an echo"),
+    ],
+)
+def test_which_words_of_a_false_alarm_were_said(changes: dict[str, object], said: bool) -> None:
+    assert said is BargeInRule(BargeInTunables()).is_said(view(**changes))
 
 
 def test_acknowledgements_carry_no_content() -> None:

@@ -14,7 +14,7 @@ from duplexd.media.line import (
     ASSUMED_LAG,
     BOUND,
     HOLD_MAX,
-    REHOLD_AFTER,
+    REST,
     TEXTS_MAX,
     Block,
     EarReport,
@@ -74,7 +74,9 @@ class Loudness:
 class Scene:
     """A line, the transport that pulls from it, and a page that hears `LAG` later. `at` is in milliseconds."""
 
-    def __init__(self, *, barge_in: bool = True, echo_warmup_ms: float = 0) -> None:
+    def __init__(
+        self, *, barge_in: bool = True, echo_warmup_ms: float = 0, rest_ms: float = ms_from_nanos(REST)
+    ) -> None:
         self.at = float(BEGIN)
         self.line = Line(
             session=SESSION,
@@ -84,6 +86,7 @@ class Scene:
             allow_barge_in=barge_in,
             pts_at=lambda now: int(ticks_from_nanos(now - ms(BEGIN))),
             echo_warmup=ms(echo_warmup_ms),
+            rest=ms(rest_ms),
         )
         self.items: list[Any] = []
         self.frames: list[NDArray[np.int16]] = []
@@ -146,9 +149,9 @@ def speaking(**options: Any) -> Scene:
     return scene
 
 
-def held(*, pts: int | None = None) -> Scene:
+def held(*, pts: int | None = None, **options: Any) -> Scene:
     """The page froze itself at `pts`, by default where its ear was."""
-    scene = speaking()
+    scene = speaking(**options)
     scene.line.on_page_voice(1, at=Muted(scene.ear if pts is None else pts), now=scene.now)
     return scene
 
@@ -233,7 +236,16 @@ def test_the_end_of_a_reply_that_is_still_on_its_way_can_be_interrupted() -> Non
 
 def test_after_a_false_alarm_the_server_rests_and_then_hears_again() -> None:
     scene = just_resumed()
-    scene.run(ms_from_nanos(REHOLD_AFTER) + 20)
+    scene.run(ms_from_nanos(REST) + 20)
+    scene.clear()
+    scene.run(160, voice=True)
+
+    assert [fact.held for fact in scene.take(VoiceStarted)] == [True]
+
+
+def test_how_long_the_server_rests_after_a_false_alarm_can_be_set() -> None:
+    scene = held(rest_ms=0)
+    scene.line.resume(ResumePlayback(SESSION, 1, Epoch(0)), scene.now)
     scene.clear()
     scene.run(160, voice=True)
 
@@ -632,8 +644,8 @@ def test_latency_parts_touch_each_other_and_sum_to_the_whole() -> None:
 
 
 def test_latency_counts_from_the_microphone_to_the_ear() -> None:
-    """A voice ends at the microphone; it reaches the line `NETWORK` after its packet was full, which came 7 ms late, and
-    through a browser that took 25 ms. The reply is heard `LAG` after it was sent. The parts sum to that.
+    """A voice ends at the microphone; it reaches the line `NETWORK` after its packet was full, 7 ms late, and through a
+    browser that took 25 ms. The reply is heard `LAG` after it was sent. The parts sum to that.
     """
     scene, input_ms, late_ms, delay_ms = Scene(), 25.0, 7.0, ms_from_ticks(NETWORK)
     scene.input_ms, scene.late_ms = input_ms, late_ms

@@ -8,11 +8,15 @@ import os
 import socket
 from typing import Any
 
+import msgspec
 import pytest
 
+from duplexd.channel import MediaShape
 from duplexd.config import Config
+from duplexd.engine.bargein import BargeInRule, Decision, VoiceView
+from duplexd.engine.process import EngineConfig, tunables_of
 from duplexd.errors import DuplexdError
-from duplexd.units import NANOS_PER_MS, Nanos
+from duplexd.units import NANOS_PER_MS, Nanos, Ticks, ticks_from_ms
 from duplexd.webrtc import supervisor as module
 from duplexd.webrtc.server import serve
 from duplexd.webrtc.supervisor import EngineState, Supervisor
@@ -89,3 +93,34 @@ def test_a_failed_start_leaves_nothing_and_is_tried_again_after_a_death(monkeypa
 
     assert before == after
     assert supervisor.restarts == 1
+
+
+def test_the_engine_is_told_how_long_a_voice_over_the_reply_may_be_judged() -> None:
+    """From the daemon's options to the rule: 400 ms of quiet end a voice that shall end after 300, not after 500."""
+    decided = []
+    for voice_end_ms in (300.0, 500.0):
+        config = Config(model="clock", voice_end_ms=voice_end_ms, voice_min_ms=150.0, judge_max_ms=900.0)
+        told = Supervisor(config, on_news=print, on_gone=print)._engine_config(MediaShape(1, 512, 1, 24_000))
+        tunables = tunables_of(msgspec.json.decode(told, type=EngineConfig))
+        assert (tunables.voice_min, tunables.decide_max) == (ticks_from_ms(150), ticks_from_ms(900))
+        decided.append(BargeInRule(tunables).decide(SHORT_VOICE))
+
+    assert decided == [Decision.RESUME, Decision.WAIT]
+
+
+SHORT_VOICE = VoiceView(
+    source="page",
+    elapsed=ticks_from_ms(650),
+    voiced=ticks_from_ms(250),
+    echo=Ticks(0),
+    quiet=ticks_from_ms(400),
+    text="Mm-hmm.",
+    stable="",
+    certainty=-0.1,
+    transcribed=True,
+    reply_heard=True,
+    audible=True,
+    cancelled=True,
+    learning=False,
+    reply_tail="",
+)
