@@ -33,7 +33,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="duplexd", description="Live, full-duplex sessions with a digital human.")
     parser.add_argument("--version", action="version", version=f"duplexd {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _command(commands, "serve", serve, "serve the page and its sessions", config=True)
+    server = _command(commands, "serve", serve, "serve the page and its sessions", config=True)
+    server.add_argument(
+        "--fetch", action="store_true", help="first get the weights this model needs and that are missing"
+    )
     _command(commands, "config", show_config, "print the effective configuration", config=True)
     _command(commands, "doctor", doctor, "check this machine: Python, torch, ports, UDP, weights", config=True)
     fetch = _command(commands, "fetch", fetch_weights, "fetch the default model's weights into the cache")
@@ -110,7 +113,10 @@ def serve(options: argparse.Namespace) -> int:
     config = config_of(options)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("aioice").setLevel(logging.WARNING)
-    for name in weights.needed(model=config.model, thinker=config.thinker):
+    needed = weights.needed(model=config.model, thinker=config.thinker)
+    if options.fetch:
+        weights.fetch_missing(needed)
+    for name in needed:
         weights.path(name)  # Raises with the command that mends it, before anything is started.
 
     def started(url: str) -> None:
@@ -200,10 +206,10 @@ def check_model(options: argparse.Namespace) -> int:
 
 
 def fetch_weights(options: argparse.Namespace) -> int:
-    if not options.check:
-        missing = [f.file.name for f in weights.verify(options.names) if f.fault]
-        if missing or not options.quiet:
-            weights.fetch(missing if options.quiet else options.names)
+    if not options.check and options.quiet:
+        weights.fetch_missing(options.names or tuple(weights.WEIGHTS))
+    elif not options.check:
+        weights.fetch(options.names)
     findings = weights.verify(options.names, deep=options.check)
     faults = [finding for finding in findings if finding.fault]
     for finding in faults:

@@ -21,6 +21,10 @@ ENVIRONMENT_OTHERS = frozenset({"DUPLEXD_HOME", "DUPLEXD_CONFIG", "DUPLEXD_TEST_
 SESSIONS_MAX = 1024  #: more than one engine thread can schedule within its round (DESIGN §11)
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 SECRET = "(set)"  #: shown instead of a secret
+NO_FACE = "none"
+AUTO_FACE = "auto"  #: the model's own, where it can be drawn
+OWN_FACES = {"pocket": "mira", "clock": "flash"}
+FACE_LEVELS = ("full", "half", "quarter", "coarse", "still")  #: as `engine/governor.py` has them
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,8 +54,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     thinker: str = ""  #: pocket: another thinker, a GGUF file or a Hugging Face folder (Llama or Qwen architecture)
     batch_max: int = 0  #: pocket: sessions that think in one launch; 0: the model's own
     long_term: int = 0  #: pocket: tokens that what slides out of a full context is folded into; 0: it is forgotten
-    #: whose face the person sees: a character of the model, a TOML file of one, none; auto: the model's own
-    face: str = "auto"
+    #: whose face the person sees: a character of the model, a TOML file of one, none; auto: the model's own, where it
+    #: can be drawn
+    face: str = AUTO_FACE
     #: the least a face is lowered to when time is short: full, half, quarter, coarse or still; what moves is reserved
     face_least: str = "still"
     device: str = "cpu"
@@ -64,20 +69,18 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     echo_warmup_ms: float = 1500.0  #: at the start of a session the echo canceller is still learning: be slower to hold
     silence_max_ms: float = 700.0  #: silence that ends a turn whatever the judge says
     hold_max_ms: float = 2000.0  #: longest freeze without a decision
+    judge_max_ms: float = 1600.0  #: longest judgement of a voice over the reply: then it interrupts with words only
+    voice_end_ms: float = 300.0  #: silence after which such a voice is over, and a false alarm goes on
+    rest_ms: float = 600.0  #: after a false alarm the server's detector pauses nothing for so long
     response_deadline_ms: float = 10_000.0  #: a reply without a sound by then fails; 0: never
     trace: str = ""  #: file the engine writes every event and command to, for `duplexd replay`; none: no trace
     trace_mb_max: int = 256  #: of that file, in MB; at the bound the trace ends and the engine goes on
     log_level: str = "INFO"
 
 
-NO_FACE = "none"
-FACE_LEVELS = ("full", "half", "quarter", "coarse", "still")  #: as `engine/governor.py` has them
-OWN_FACES = {"pocket": "mira", "clock": "flash"}
-
-
 def face_of(config: Config) -> str:
-    """Whose face a session has; `NO_FACE`: it has none."""
-    return OWN_FACES.get(config.model, NO_FACE) if config.face == "auto" else config.face
+    """Whose face a session is to have; `NO_FACE`: none. Whether this machine can draw it, the engine finds out."""
+    return OWN_FACES.get(config.model, NO_FACE) if config.face == AUTO_FACE else config.face
 
 
 def load(*, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: str | None = None) -> Config:
@@ -174,6 +177,9 @@ def check(config: Config) -> Config:
             1 <= config.requests_per_minute <= 1_000_000,
             f"requests_per_minute is {config.requests_per_minute}; it lies in 1..1000000",
         ),
+        (300 <= config.judge_max_ms <= 10_000, f"judge_max_ms is {config.judge_max_ms}; it lies in 300..10000"),
+        (100 <= config.voice_end_ms <= 2000, f"voice_end_ms is {config.voice_end_ms}; it lies in 100..2000"),
+        (0 <= config.rest_ms <= 10_000, f"rest_ms is {config.rest_ms}; it lies in 0..10000"),
         (500 <= config.hold_max_ms <= 10_000, f"hold_max_ms is {config.hold_max_ms}; it lies in 500..10000"),
         (
             is_loopback(config.host) or bool(config.token) or config.insecure,

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from duplexd import weights
-from duplexd.config import Config
+from duplexd.config import AUTO_FACE, NO_FACE, Config, face_of
 from duplexd.errors import DuplexdError
 
 
@@ -42,6 +42,7 @@ def checks(config: Config) -> Iterator[Check]:
     yield _port(config)
     yield _udp()
     yield from _weights(config)
+    yield from _guarded("face", lambda: _face(config))
     for program, package in (("chromium", "chromium"), ("pulseaudio", "pulseaudio"), ("ip", "iproute2")):
         found = shutil.which(program)
         text = found or f"only for benches and browser tests: apt-get install {package}"
@@ -98,6 +99,17 @@ def _udp() -> Check:
         except OSError as error:
             return Check("UDP on loopback", False, f"a datagram did not arrive ({error}); look at the firewall")
     return Check("UDP on loopback", True, "a datagram arrived")
+
+
+def _face(config: Config) -> Check:
+    """Drawn as the engine would: the model's own face may be done without, one that was named may not."""
+    shown = face_of(config)
+    if config.model != "pocket" or shown == NO_FACE:
+        return Check("face", True, f"{shown}: nothing has to be drawn")
+    from duplexd.models.face.painter import drawing_fault
+
+    fault = drawing_fault()
+    return Check("face", not fault, fault or f"{shown} can be drawn", needed=config.face != AUTO_FACE)
 
 
 def _weights(config: Config) -> Iterator[Check]:

@@ -125,6 +125,7 @@ class TurnSettingChanged(Message, frozen=True):
     silence_ms: float | None = None  #: silence alone ends a turn after this long; 0: the model's own rule
     patience_ms: float | None = None  #: with the model's own rule: silence that ends a turn whatever the judge says
     eager: bool | None = None  #: a voice over the reply interrupts once it is long enough, whatever it says
+    overhears: bool | None = None  #: words over a reply that did not interrupt it are remembered behind it
 
 
 class TurnEnded(Message, frozen=True):
@@ -306,6 +307,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     cut: str
     voice: str  #: which detector tells voice in the person's audio: "silero" or "energy"
     picture: tuple[int, int] | None = None  #: width and height of a frame; None: this model has no face
+    faceless: str = ""  #: why it has none although its own was wanted
 
 
 class AdmitSession(Message, frozen=True):
@@ -405,7 +407,7 @@ class UserWords(Message, frozen=True):
     turn: TurnId
     text: str
     stable: int
-    final: bool
+    final: bool  #: with an empty text: somebody spoke, and no word of it could be told
 
 
 class TurnOpened(Message, frozen=True):

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -344,6 +344,13 @@ def verify(names: Iterable[str] = (), *, deep: bool = False) -> list[Finding]:
 def fetch(names: Iterable[str] = (), *, progress: Callable[[str], None] = print) -> None:
     """`Store.fetch` into the store at `home()`."""
     Store(home()).fetch(names, progress=progress)
+
+
+def fetch_missing(names: Sequence[str]) -> None:
+    """Get what is missing or damaged of these; nothing is said, and nobody asked, when that is nothing."""
+    missing = [finding.file.name for finding in verify(names) if finding.fault] if names else []
+    if missing:
+        fetch(missing)
 
 
 def pip_download(requirement: str, folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duplexd.__main__ import _parser
 from duplexd.config import Config, describe, is_loopback, load
 from duplexd.errors import ConfigError
 
@@ -126,6 +129,9 @@ def test_a_value_of_the_wrong_type_is_named_with_its_key_and_place(
         ("voice_min_ms", 50, 2000),
         ("silence_max_ms", 450, 5000),
         ("hold_max_ms", 500, 10_000),
+        ("judge_max_ms", 300, 10_000),
+        ("voice_end_ms", 100, 2000),
+        ("rest_ms", 0, 10_000),
         ("trace_mb_max", 1, 100_000),
         ("echo_warmup_ms", 0, 60_000),
         ("response_deadline_ms", 0, 600_000),
@@ -219,3 +225,29 @@ def test_what_is_shown_can_be_read_back(config: Config) -> None:
 
 def test_every_default_is_shown_with_its_value() -> None:
     assert msgspec.convert(tomllib.loads(describe(Config())), Config) == Config()
+
+
+def test_every_option_stands_in_the_readme() -> None:
+    table = (Path(__file__).parent.parent / "README.md").read_text()
+    told = re.findall(r"^\| `([a-z_]+)` \| ", table, re.MULTILINE)
+
+    assert [field.name for field in msgspec.structs.fields(Config) if field.name not in told] == []
+
+
+def test_every_command_stands_in_the_readme() -> None:
+    table = (Path(__file__).parent.parent / "README.md").read_text()
+    commands = _commands(_parser())
+    missing = [name for name in commands if f"| `{name}" not in table]
+
+    assert {"serve", "check-model", "bench face"} <= set(commands)
+    assert missing == []
+
+
+def _commands(parser: argparse.ArgumentParser) -> list[str]:
+    found = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                under = _commands(command)
+                found += [f"{name} {one}" for one in under] or [name]
+    return found

@@ -126,6 +126,14 @@ class BargeInRule:
         settled = bool(content_words(view.stable)) and view.voiced >= self._wary_until(view, t.settle_min)
         return settled and len(fresh) >= 2
 
+    def is_said(self, view: VoiceView) -> bool:
+        """Whether the words of a false alarm were said by the person, and are worth remembering: more than an
+        acknowledgement, not the character's own, and none that the ears doubt (they write "mm-hm" as any short word).
+        """
+        words = content_words(view.text)
+        own = view.echo > view.voiced or (self._may_be_own(view) and own_words(view.reply_tail).issuperset(words))
+        return bool(words) and not own and view.certainty >= self.tunables.certainty_min
+
     def _wary_until(self, view: VoiceView, least: Ticks) -> Ticks:
         """How long a voice must be for its words to be believed; `least` when nothing makes them doubtful."""
         t = self.tunables

@@ -118,6 +118,7 @@ class EngineCore:
         admission: Aimd | None = None,
         cores: int | None = None,
         governor: Governor | None = None,
+        faceless: str = "",
     ) -> None:
         self.plan = plan
         self.stores = stores
@@ -137,6 +138,7 @@ class EngineCore:
         self._mover = mover
         self._admission = admission
         self._cores = cores
+        self._faceless = faceless
         self._harmed = 0  #: as counted at the last look
         self._starving: frozenset[tuple[OfferId, Nanos]] = frozenset()
         self._scheduler = Scheduler(plan.stages if mover is None else {**plan.stages, mover.name: mover}, policy)
@@ -735,6 +737,7 @@ class EngineCore:
             cut=self.plan.cut.value,
             voice=self.plan.voice,
             picture=None if self.plan.face is None else self.plan.face.size,
+            faceless=self._faceless,
         )
 
     # News for whoever watches --------------------------------------------------------------------------------------

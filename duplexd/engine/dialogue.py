@@ -5,7 +5,7 @@
 2. A context is a block table over arena pages; the core decides every append and every cut, so that it can name the
    fence behind which a page becomes free.
 3. Words spoken over a reply go to a branch forked at the last heard token (DESIGN §6): `advance` makes the branch the
-   trunk, `resume` drops it.
+   trunk, `resume` drops it; its words follow the reply then, as a turn that nobody answers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from duplexd.engine.utterance import join, newest
 from duplexd.errors import ArenaFull
 from duplexd.ids import ContextId, FenceId, WorkId
 from duplexd.memory.classes import CacheClass
@@ -23,6 +24,7 @@ from duplexd.streams.graph import Dialect
 
 #: Stands for a token whose key is an average of what slid out (`compress`); it is in no vocabulary and never fed.
 LONG_TERM = -1
+OVERHEARD_MAX = 400  #: characters said over one reply that are remembered
 
 
 #: What a branch takes for the words over one reply: its first page is its own, however few they are.
@@ -37,6 +39,11 @@ class Exchange(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     response: int = 0  #: the reply's id; 0: it was told, not said
     sight: bool | None = None  #: no turn, but that the person came into view (True) or left it (False)
+    overheard: bool = False  #: words over the reply before, which they did not interrupt
+
+    @property
+    def is_turn(self) -> bool:
+        return self.sight is None and not self.overheard
 
 
 class Dialogue:
@@ -62,6 +69,7 @@ class Dialogue:
         self.user_open = False
         self.replying = False
         self.reply: list[int] = []  #: tokens of the open reply
+        self._overheard = ""  #: words over the open reply; they stand behind it once it is over
 
     # the person ----------------------------------------------------------------------------------------------------
 
@@ -92,6 +100,10 @@ class Dialogue:
         """The turn has ended and the reply begins."""
         self.replying, self.reply = True, []
 
+    def overhear(self, words: str) -> None:
+        """These words were said over the open reply and did not interrupt it. Bound: the newest `OVERHEARD_MAX`."""
+        self._overheard = newest(join(self._overheard, words), OVERHEARD_MAX)
+
     # the character -------------------------------------------------------------------------------------------------
 
     def think(self, tokens: Sequence[int]) -> None:
@@ -105,13 +117,18 @@ class Dialogue:
         if not self.replying:
             return
         self.replying = False
+        overheard, self._overheard = self._overheard, ""
         if kept == 0:
-            self.reply = []
+            self.user, self.reply = join(self.user, overheard), []
             return
         tokens = [*self._user_tokens(), *self._dialect.close_user_open_reply(), *self.reply[:kept]]
         tokens += self._dialect.close_reply()
         self.exchanges.append(Exchange(self.user, text, tuple(tokens), response))
         self.user, self.user_open, self.reply = "", False, []
+        if overheard:
+            tokens = [*self._dialect.open_user(), *self._dialect.words(overheard, first=True)]
+            tokens += self._dialect.close_reply()
+            self.exchanges.append(Exchange(overheard, "", tuple(tokens), overheard=True))
         self._tell_sight()
 
     # the client ----------------------------------------------------------------------------------------------------
@@ -136,7 +153,7 @@ class Dialogue:
     def recast(self, turns: Sequence[PastTurn]) -> None:
         """The closed exchanges are these; those the two have in common keep their tokens, and so their keys."""
         kept = 0
-        self.exchanges = [exchange for exchange in self.exchanges if exchange.sight is None]
+        self.exchanges = [exchange for exchange in self.exchanges if exchange.is_turn]
         while kept < min(len(turns), len(self.exchanges)) and _says(self.exchanges[kept], turns[kept]):
             kept += 1
         self.exchanges[kept:] = [self._told(turn.user, turn.reply) for turn in turns[kept:]]
@@ -161,7 +178,7 @@ class Dialogue:
             self.exchanges[index] = self._said(exchange.user, response, tokens, text)
             return True
         del self.exchanges[index]
-        after = next((i for i, e in enumerate(self.exchanges) if i >= index and e.sight is None), None)
+        after = next((i for i, e in enumerate(self.exchanges) if i >= index and e.is_turn), None)
         if after is not None:
             self.exchanges[after] = self._rejoined(exchange.user, self.exchanges[after])
         else:
@@ -223,6 +240,7 @@ class Dialogue:
         other = self.past()
         other.user, other.user_open = self.user, self.user_open
         other.replying, other.reply = self.replying, list(self.reply)
+        other._overheard = self._overheard
         other.finish_reply(kept=kept, text=text)
         return other
 

@@ -15,6 +15,7 @@ import msgspec
 
 from duplexd import clock
 from duplexd.channel import PICTURES_PER_SLOT, Channel, MediaShape, SharedMedia
+from duplexd.config import AUTO_FACE, NO_FACE
 from duplexd.engine.admission import TARGET, Aimd, Door, places_of
 from duplexd.engine.bargein import BargeInRule, BargeInTunables
 from duplexd.engine.core import EngineCore
@@ -61,8 +62,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = CPU
     speculation: bool = True
     model_options: dict[str, str] = {}
+    faceless: str = ""  #: why the model's own face, which was wanted, is not shown; filled in by the engine
     silence_max_ms: float = 700.0
     voice_min_ms: float = 200.0
+    voice_end_ms: float = 300.0
+    judge_max_ms: float = 1600.0
     trace: str = ""  #: file that every event and command is written to; '': none
     trace_bytes_max: int = 256_000_000
 
@@ -107,6 +111,17 @@ def lanes_of(stages: Mapping[str, Stage], device: str) -> dict[str, Lane]:
             else StreamLane(name, fences, priority=priority, device=device)
         )
     return lanes
+
+
+def with_face_of(plan: ModelPlan, config: EngineConfig) -> EngineConfig:
+    """The configuration that names the face which was found where "auto" was asked for: a trace of it replays where
+    another face, or none, can be drawn.
+    """
+    if config.model_options.get("face") != AUTO_FACE:
+        return config
+    shown = NO_FACE if plan.face is None else plan.face.character
+    options = {**config.model_options, "face": shown}
+    return msgspec.structs.replace(config, model_options=options, faceless=plan.faceless)
 
 
 def layout_of(plan: ModelPlan, sessions_max: int, sessions_resident: int = 0) -> ArenaLayout:
@@ -244,7 +259,7 @@ def core_of(
         ),
         policy=policy_of(config.policy, config.policy_options),
         endpoint=endpoint_of(plan, config.silence_max_ms),
-        barge_in=BargeInRule(BargeInTunables(voice_min=ticks_from_ms(config.voice_min_ms))),
+        barge_in=BargeInRule(tunables_of(config)),
         door=door_of(plan, layout, sessions_max=config.sessions_max, cores=cores, least=least),
         residency=residency,
         place_wait=nanos_from_ms(config.place_wait_ms),
@@ -257,6 +272,15 @@ def core_of(
         ),
         cores=cores,
         governor=Governor(levels),
+        faceless=config.faceless,
+    )
+
+
+def tunables_of(config: EngineConfig) -> BargeInTunables:
+    return BargeInTunables(
+        voice_min=ticks_from_ms(config.voice_min_ms),
+        silence_end=ticks_from_ms(config.voice_end_ms),
+        decide_max=ticks_from_ms(config.judge_max_ms),
     )
 
 
@@ -300,6 +324,9 @@ def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
     # Lanes hand the interpreter over often: with the default of 5 ms a 0.1 ms copy waits behind a decoding step.
     sys.setswitchinterval(0.0005)
     plan = load_plan(config.model, config.model_options, device=config.device)
+    config = with_face_of(plan, config)
+    if config.faceless:
+        log.warning("the character has no face: %s", config.faceless)
     config = msgspec.structs.replace(config, sessions_resident=resident_of(config, plan))
     layout = layout_of(plan, config.sessions_max, config.sessions_resident)
     log.info("arena of %s\n%s", plan.name, layout.describe())

@@ -282,8 +282,15 @@ class Reply:
 
     def outputs(self) -> tuple[OutputState, ...]:
         """A voice that fails after its text was delivered is a partial result, never a completed one."""
-        text = ResponseState.COMPLETED if self.thought and self.state is ResponseState.FAILED else self.state
-        return (OutputState("text", text), OutputState("voice", self.state))
+        partial = self.state is ResponseState.FAILED and self.thought and self._is_told
+        text = OutputState("text", ResponseState.COMPLETED if partial else self.state)
+        return (text, OutputState("voice", self.state)) if self.speaks else (text,)
+
+    @property
+    def _is_told(self) -> bool:
+        """Every word that was thought has been placed, and with that delivered."""
+        told = self.words[-1].end_char if self.words else 0
+        return bool(self.words) and not any(character.isalnum() for character in self.text[told:])
 
 
 def _tokens_of_words(placed: Sequence[PlacedWord], token_ends: Sequence[int], words: int) -> int:

@@ -130,6 +130,8 @@ PACE_MARGIN = ticks_from_ms(40)
 REPORT_WITHIN = Nanos(500 * NANOS_PER_MS)
 #: How long a first chunk waits at most until the reply can go on without a gap.
 BEGINNING_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
+#: A turn with so much voice and no word is told: whoever said it waits for an answer. A cough is shorter.
+UNCLEAR_MIN = ticks_from_ms(600)
 IDLE_UTTERANCE_MAX = ticks_from_ms(1000)  #: a hint of a voice that no block confirmed by then was none
 
 
@@ -276,6 +278,7 @@ class Session:
         self._turns_by_client = False
         self._auto_reply = True
         self._eager = False
+        self._overhears = True
         self._turn_key = ""  #: of the `TurnEnded` that ends the turn being spoken
         self._next_onset: Ticks | None = None  #: a voice that began while an ended turn was still being understood
         self._unanswered = ""  #: turns that ended over a reply and that nobody is to answer by itself
@@ -482,6 +485,8 @@ class Session:
             self._use_endpoint(patient_rule(self._model_endpoint, fact.patience_ms))
         if fact.eager is not None:
             self._eager = fact.eager
+        if fact.overhears is not None:
+            self._overhears = fact.overhears
         self._drop_speculation()
         self._follow()
 
@@ -499,7 +504,7 @@ class Session:
 
     def on_input_cleared(self, now: Nanos) -> None:
         if self.contest is not None:
-            self._resume(now, told=False)
+            self._resume(now, told=False, cleared=True)
         self._next_onset = None
         if self.utterance is not None:
             self._drop_utterance(TurnOutcome.CLEARED)
@@ -1137,6 +1142,7 @@ class Session:
         self._remember(reply)
         kept, text = reply.tokens_of_words(heard), reply.text_of_words(heard)
         self.dialogue.finish_reply(kept=kept, text=text, response=reply.response)
+        longer = reply.recited or (bool(self.dialogue.exchanges) and self.dialogue.exchanges[-1].overheard)
         self.reply = None
         self._reopened_text = join(self.dialogue.user if self.dialogue.user_open else "", self._unanswered)
         self._unanswered = ""
@@ -1145,8 +1151,8 @@ class Session:
         if words:
             self.dialogue.say(join(self._reopened_text, words))
         self.context.follow(self.dialogue.tokens())
-        if reply.recited:
-            self._make_room()  # It may be longer than anything that was thought.
+        if longer:
+            self._make_room()  # It may be longer than what was thought, or what was overheard stands behind it.
         self.context.commit(len(self.context.ids))
         self.quiet_since = now
         self._enter(TurnState.LISTENING)
@@ -1309,10 +1315,14 @@ class Session:
         elif decision is Decision.ADVANCE and (contest.answered or now >= contest.answer_by):
             self._advance(now)
 
-    def _resume(self, now: Nanos, *, told: bool) -> None:
-        """A false alarm: the branch goes, its words are counted apart, playout goes on where it froze."""
+    def _resume(self, now: Nanos, *, told: bool, cleared: bool = False) -> None:
+        """A false alarm: the branch goes, playout goes on where it froze. What was said follows the reply in the
+        history (DESIGN §6) and is counted apart. An acknowledgement is no news to the thinker, an echo or a guess of
+        the ears nothing anybody said, and what the client has `cleared` is gone.
+        """
         contest = self.contest
         assert contest is not None
+        said = self.reply is not None and self._rule.is_said(self._view(contest))
         self._drop_branch()
         self.contest = None
         self.timeline.held = False
@@ -1322,10 +1332,9 @@ class Session:
         spoken = self._drop_utterance(TurnOutcome.OVERHEARD)
         if spoken:
             self._emit(UserWords(self.id, self.turn, spoken, len(spoken), True))
-            if content_words(spoken) and not told:
-                self._monitor.count("overheard_turns")
-            else:
-                self._monitor.count("acknowledgements")
+            self._monitor.count("overheard_turns" if content_words(spoken) and not told else "acknowledgements")
+        if said and self._overhears and not cleared:
+            self.dialogue.overhear(spoken)
         if contest.hold and not told:
             self._emit(ResumePlayback(self.id, contest.hold, self.timeline.epoch))
         self._enter(TurnState.SPEAKING if self.reply is not None else TurnState.LISTENING)
@@ -1433,12 +1442,14 @@ class Session:
     def _end_turn(self, now: Nanos) -> None:
         utterance = self.utterance
         assert utterance is not None
-        ended_at, by_client = utterance.voiced_at, utterance.ended
+        ended_at, by_client, voiced = utterance.voiced_at, utterance.ended, utterance.voiced_ticks
         text = self._drop_utterance()
         self._monitor.count("turns")
         self._monitor.note(now, self.id, "turn_ended", ended_at)
         if not text:
             self._monitor.count("turns_without_words")
+            if voiced >= UNCLEAR_MIN:
+                self._emit(UserWords(self.id, self.turn, "", 0, True))
             self._drop_speculation()
             if not self._reopened_text:
                 self.dialogue.forget_turn()
@@ -1476,6 +1487,7 @@ class Session:
             self._end_turn(now)
         elif self.reply is None and self._auto_reply and not self._turns_by_client:
             self._speculate(now)
+        self._complete_if_over(now)  # What it waited for may have been work of an older reply.
         self._deliver(now)
         self._begin_waiting(now)
         self._begin_wanted(now)

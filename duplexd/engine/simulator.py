@@ -50,6 +50,8 @@ from duplexd.messages import (
     SessionClosed,
     SessionOpened,
     SlotsFreed,
+    TurnOutcome,
+    TurnSettled,
     ViewEnded,
     ViewStarted,
     VoicePlaced,
@@ -452,6 +454,9 @@ class SimListener:
             self._world.at(now, lambda: self._flush_after(lambda at: self.line.advance(news)))
         elif isinstance(news, ResumePlayback):
             self._world.at(now, lambda: self._flush_after(lambda at: self.line.resume(news, at)))
+        elif isinstance(news, TurnSettled):
+            if news.outcome in (TurnOutcome.TAKEN, TurnOutcome.EMPTY):
+                self.line.end_turn(news.span.end)
         elif isinstance(news, LatencyMeasured):
             self.line.measure(news)
         elif isinstance(news, ResponseChanged) and news.state is ResponseState.COMPLETED:

@@ -101,7 +101,8 @@ def source_digest() -> str:
 
 def plan_digest(plan: ModelPlan) -> str:
     """Of what the core reads of a plan: stages, sizes, lengths, and the first tokens of its language."""
-    read = {name: value for name, value in sorted(vars(plan).items()) if name != "dialect" and not callable(value)}
+    left_out = {"dialect", "faceless"}  #: the second is in the configuration, as what was found on that machine
+    read = {name: value for name, value in sorted(vars(plan).items()) if name not in left_out and not callable(value)}
     parts = [read, plan.partitions(1), plan.dialect.anchor(), tuple(plan.dialect.stop)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

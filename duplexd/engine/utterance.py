@@ -2,7 +2,8 @@
 
 1. The ears re-encode a growing window that never exceeds `listen_max`; earlier speech is frozen as text at a pause,
    so a partial costs after a minute what it did after eight seconds (DESIGN §5 rule 7).
-2. A word is stable when two consecutive partials of one window agree on it and it is not the last (§5 rule 17).
+2. A word is stable when two consecutive partials of one window agree on it and it is not the last (§5 rule 17). What
+   was stable is not taken back by a reading that finds no word at all: then the words known so far stand.
 3. The silence clock starts at the last voiced block and is reset by voice.
 4. Positions are ticks of the input timeline.
 """
@@ -129,6 +130,9 @@ class Utterance:
 
     def hear(self, text: str, certainty: float = 0.0) -> None:
         """The running window came back as text."""
+        if not text and self.stable:
+            self._stand()
+            return
         window, self.listening = self.listening, None
         if window is None:
             return
@@ -157,6 +161,11 @@ class Utterance:
             if self._final_misses < FINAL_MISSES_MAX:
                 self.listening = None
                 return
+        self._stand()
+
+    def _stand(self) -> None:
+        """The running window counts as read, with the words known so far; none becomes stable by that."""
+        kind = self.listening.kind if self.listening is not None else None
         stable = self.stable
         self.hear(self.partial, self.certainty)
         if kind is not ListenKind.FREEZE:

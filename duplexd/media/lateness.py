@@ -20,14 +20,15 @@ class Lateness:
         self._newest: int | None = None
         self._media = 0  #: unwrapped timestamp of the newest arrival
 
-    def note(self, rtp: int, now: Nanos) -> None:
-        """Media with RTP timestamp `rtp` was handed on at `now`."""
+    def note(self, rtp: int, now: Nanos) -> Nanos:
+        """Media with RTP timestamp `rtp` was handed on at `now`: returns its excess over the least delay."""
         step = 0 if self._newest is None else rtp_distance(rtp, self._newest)
         if abs(step) > JUMP:
             self._delays.clear()
         self._newest = rtp
         self._media += step
         self._delays.append(now - nanos_from_ticks(self._media))
+        return Nanos(self._delays[-1] - min(self._delays))
 
     def excess_ms(self) -> list[float]:
         """Milliseconds over the least delay, one an arrival."""

@@ -26,6 +26,7 @@ from duplexd.ids import Epoch, ResponseId, SessionId, TurnId
 from duplexd.media.echo import EchoReference, EchoRule
 from duplexd.media.framer import AudioBlock, Framer
 from duplexd.media.playout import FRAME, Entry, Pcm, Place, Playout, Taken
+from duplexd.media.uplink import Behind, Uplink
 from duplexd.media.vad import GateRule, Started, Stopped, VoiceGate
 from duplexd.messages import (
     AdvanceEpoch,
@@ -71,7 +72,8 @@ ECHO_GAIN_CANCELLED = 0.01  #: strongest echo assumed behind a canceller, as pow
 _BLOCK = ticks_from_samples(BLOCK_SAMPLES, INPUT_RATE)
 TEXTS_MAX = 4  #: typed turns that wait for a cut; at the bound they all stop waiting, oldest first
 MEASURED_MAX = 16  #: durations kept for whoever counts them; the oldest are lost
-REHOLD_AFTER = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
+VOICE_THRESHOLD = 0.5  #: of a block that the engine counts as voice
+REST = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -156,6 +158,7 @@ class EarReport(msgspec.Struct, frozen=True):
     network: Ticks  #: one way
     jitter_buffer: Ticks
     output: Ticks
+    input: Ticks = Ticks(0)  #: from the microphone until a sample can leave
 
 
 class Detector(Protocol):
@@ -177,6 +180,7 @@ class Line:
         gate: VoiceGate | None = None,
         hold_max: Nanos = HOLD_MAX,
         echo_warmup: Nanos = Nanos(0),
+        rest: Nanos = REST,
         holds: bool = True,
     ) -> None:
         self.session = session
@@ -204,11 +208,15 @@ class Line:
         self._last_audio_at = Nanos(0)
         self._input_at = (Nanos(0), Ticks(0))
         self._next_assumed = Nanos(0)
+        self._rest = rest
         self._rest_until = Nanos(0)
         self._waiting_voice: Ticks | None = None  #: onset of a voice over the reply that could hold nothing yet
         self._after_advance: deque[TextArrived] = deque()
         self._latency: LatencyMeasured | None = None
         self._sent_at = Nanos(0)
+        self._first_pts = 0  #: of the first sample of the reply whose latency is measured, once it was sent
+        self._uplink = Uplink()
+        self._late = Nanos(0)  #: of the newest packet, over the fastest
         #: what was measured lately, for whoever counts and clears it: end of a turn -> first sound of its reply in the
         #: track; order to a page -> it has muted itself
         self.first_sounds: deque[Nanos] = deque(maxlen=MEASURED_MAX)
@@ -230,9 +238,9 @@ class Line:
 
     # The person's audio --------------------------------------------------------------------------------------------
 
-    def on_audio(self, pcm: NDArray[np.int16], rtp: int, now: Nanos) -> None:
-        """Decoded audio, int16 (n,) at 16 kHz, with its RTP timestamp."""
-        self._last_audio_at = now
+    def on_audio(self, pcm: NDArray[np.int16], rtp: int, now: Nanos, *, late: Nanos = Nanos(0)) -> None:
+        """Decoded audio, int16 (n,) at 16 kHz, with its RTP timestamp. `late`: over the fastest packet lately."""
+        self._last_audio_at, self._late = now, late
         blocks = self.framer.push(pcm, rtp)
         self._input_at = (now, self.framer.position)
         self._take_blocks(blocks, now)
@@ -242,9 +250,15 @@ class Line:
             pcm = block.pcm.astype(np.float32) / 32768.0
             voice = 0.0 if block.gap else self._detector.probability(pcm)
             echo = self._echo.hear(pcm, block.start).share if self._echo is not None else 0.0
+            if not block.gap:
+                self._note_uplink(pcm, block.span, voice, now)
             # The voice decides first: when the block that made it a fact reaches the engine, the utterance is open.
             self._hear(self._gate.push(voice, block.span, echo=echo, gap=block.gap), now)
             self._out.append(Block(block.pcm, block.span, now, voice, echo, block.gap))
+
+    def _note_uplink(self, pcm: NDArray[np.float32], span: Span, voice: float, now: Nanos) -> None:
+        voiced = voice >= VOICE_THRESHOLD
+        self._uplink.note(pcm, span, voiced=voiced, newest=self.framer.newest, late=self._late, now=now)
 
     def _hear(self, fact: Started | Stopped | None, now: Nanos) -> None:
         if isinstance(fact, Stopped):
@@ -351,6 +365,10 @@ class Line:
         self._gate = VoiceGate(rule)
         self._waiting_voice = None
 
+    def end_turn(self, until: Ticks) -> None:
+        """The engine has ended the turn that was being spoken, at this position of the input."""
+        self._gate.close(until)
+
     def end_input(self, now: Nanos) -> None:
         """Nothing more comes for the moment: the samples that wait for a whole block leave as one."""
         rest = self.framer.newest - self.framer.position
@@ -426,6 +444,7 @@ class Line:
 
     def on_report(self, report: EarReport, now: Nanos, *, muted: bool, silent: bool) -> None:
         """Ten times a second: what is heard now. A muted page hears nothing, whatever its clock says."""
+        before = self._last_report
         self._last_report, self._last_report_at = report, now
         self.silent = silent
         if muted or silent or self.hold is not None:
@@ -434,7 +453,7 @@ class Line:
         # What lies between transport and ear, network included: the two clocks of one and the same sample.
         way = Ticks(max(0, self._pts_at(report.observed_at) - report.pts))
         self._report(place, report.observed_at, now, buffer=way, bound=BOUND, assumed=False)
-        self._finish_latency(report, place)
+        self._finish_latency(report, before)
 
     def say(self, text: str, key: str, now: Nanos) -> None:
         """Typed words interrupt like a voice that needs no judgement, so the ear's position is asked for first."""
@@ -485,7 +504,7 @@ class Line:
         self.playout.resume(self.hold.position)
         self._foresee_voice()
         self._out.append(ResumeOrder(self.hold.hold, self.playout.epoch, self.next_pts))
-        self._rest_until = Nanos(now + REHOLD_AFTER)
+        self._rest_until = Nanos(now + self._rest)
         self.hold = self._waiting_voice = None
         self._release_texts()
 
@@ -497,8 +516,8 @@ class Line:
         """The engine's part of a turn's latency; the rest is added when its first sample has been heard."""
         self._latency, self._sent_at = news, Nanos(0)
 
-    def _note_first_sound(self, news: LatencyMeasured, now: Nanos) -> None:
-        self._sent_at = now
+    def _note_first_sound(self, news: LatencyMeasured, pts: int, now: Nanos) -> None:
+        self._sent_at, self._first_pts = now, pts
         self.first_sounds.append(Nanos(now - news.ended_at))
 
     # The transport and the clock -----------------------------------------------------------------------------------
@@ -511,7 +530,8 @@ class Line:
         if self._echo is not None and frame.any():
             self._echo.play(_at_input_rate(frame, self.playout.rate), self._input_index(now))
         if self._latency is not None and self._sent_at == 0 and not self.playout.held and frame.any():
-            self._note_first_sound(self._latency, now)
+            silent = int(np.flatnonzero(frame)[0])
+            self._note_first_sound(self._latency, pts + int(ticks_from_samples(silent, self.playout.rate)), now)
         if self._first_sound_at is None and frame.any():
             self._first_sound_at = now
         return frame
@@ -570,7 +590,7 @@ class Line:
             sound = _at_input_rate(taken.pcm, self.playout.rate)
             self._echo.play(sound, self._input_index(Nanos(now + ahead)))
         if self._latency is not None and self._sent_at == 0:
-            self._note_first_sound(self._latency, now)
+            self._note_first_sound(self._latency, pts, now)
         self._first_sound_at = self._first_sound_at or now
         return taken
 
@@ -659,22 +679,51 @@ class Line:
 
     # Latency -------------------------------------------------------------------------------------------------------
 
-    def _finish_latency(self, report: EarReport, place: Place | None) -> None:
-        if self._latency is None or self._sent_at == 0 or place is None:
+    def _finish_latency(self, report: EarReport, before: EarReport | None) -> None:
+        """Once the ear has reached the reply's first sample: when it did is measured, not added up."""
+        if self._latency is None or self._sent_at == 0 or report.pts < self._first_pts:
             return
         news, self._latency = self._latency, None
-        marks = [news.ended_at, news.decided_at, news.prefilled_at, news.worded_at, news.published_at, self._sent_at]
-        names = ["end_of_turn", "prefill", "first_word", "first_audio", "pacing"]
-        parts = [
-            (name, round(ms_from_nanos(max(0, later - earlier)), 1))
-            for name, earlier, later in zip(names, marks, marks[1:], strict=False)
-        ]
-        parts += [
-            ("network", round(ms_from_ticks(report.network), 1)),
-            ("jitter_buffer", round(ms_from_ticks(report.jitter_buffer), 1)),
-            ("output", round(ms_from_ticks(report.output), 1)),
-        ]
-        self._out.append(LatencyReady(news.turn, news.response, tuple(parts)))
+        heard_at = _reached_at(self._first_pts, before, report)
+        behind = self._uplink.behind(news.ended_at)
+        parts = _parts_before(behind, report) + _parts_made(news, behind, sent_at=self._sent_at)
+        parts += _parts_after(report, Nanos(heard_at - self._sent_at))
+        self._out.append(LatencyReady(news.turn, news.response, tuple((name, round(ms, 1)) for name, ms in parts)))
+
+
+def _reached_at(pts: int, before: EarReport | None, after: EarReport) -> Nanos:
+    """When the ear reached `pts`, by the reports around it: between two of them sound may have stood still."""
+    if before is None or not before.pts < pts <= after.pts or before.observed_at >= after.observed_at:
+        return Nanos(after.observed_at - nanos_from_ticks(Ticks(after.pts - pts)))
+    took = after.observed_at - before.observed_at
+    return Nanos(before.observed_at + took * (pts - before.pts) // (after.pts - before.pts))
+
+
+Parts = list[tuple[str, float]]  #: names and milliseconds
+
+
+def _parts_before(behind: Behind | None, report: EarReport) -> Parts:
+    """From the microphone to here; nothing of a turn that was typed."""
+    if behind is None:
+        return []
+    capture = ms_from_ticks(Ticks(report.input + behind.filling))
+    return [("capture", capture), ("uplink", ms_from_ticks(report.network) + ms_from_nanos(behind.late))]
+
+
+def _parts_made(news: LatencyMeasured, behind: Behind | None, *, sent_at: Nanos) -> Parts:
+    """What the engine took. It counts from the last block with voice; the voice itself ended a little before."""
+    began = news.ended_at if behind is None else news.ended_at - nanos_from_ticks(behind.tail)
+    marks = [began, news.decided_at, news.prefilled_at, news.worded_at, news.published_at, sent_at]
+    names = ["end_of_turn", "prefill", "first_word", "first_audio", "pacing"]
+    spans = zip(names, marks, marks[1:], strict=False)
+    return [(name, ms_from_nanos(Nanos(max(0, later - earlier)))) for name, earlier, later in spans]
+
+
+def _parts_after(report: EarReport, downlink: Nanos) -> Parts:
+    """From the track to the ear: the jitter buffer has what neither network nor output device explain."""
+    network, output = ms_from_ticks(report.network), ms_from_ticks(report.output)
+    buffer = max(0.0, ms_from_nanos(downlink) - network - output)
+    return [("network", network), ("jitter_buffer", buffer), ("output", output)]
 
 
 def _at_input_rate(pcm: Pcm, rate: int) -> NDArray[np.float32]:

@@ -167,6 +167,14 @@ class VoiceGate:
         act, self.state = _TABLE[self.state, self._sound(probability, echo)]
         return act(self, span)
 
+    def close(self, until: Ticks) -> None:
+        """The turn of this speech has ended at `until`, by somebody else's judgement: what goes on begins anew.
+
+        Without it a voice that never fell quite quiet, or came back within `silence_min`, would be a fact to nobody.
+        """
+        if self.speaking and self._onset < until:
+            self.state, self._before = GateState.QUIET, self._voiced_end
+
     def elapse(self, until: Ticks) -> Stopped | None:
         """Nothing came although the timeline has reached `until`: ends speech whose track went silent mid-word."""
         return self._mute(until)

@@ -38,7 +38,6 @@ from duplexd.memory.guards import After, Freed, Guards, Passed, none_passed
 from duplexd.memory.layout import PartitionKind, PartitionSpec
 from duplexd.memory.ledger import Lease, Owner, Refusal, SlotLedger
 
-
 SCATTERED_PAGES = 2  #: that tokens laid side by side would save: prefilled anew, they save none a second time
 
 
@@ -62,7 +61,7 @@ class Run(NamedTuple):
 
 
 class Away(NamedTuple):
-    """Neighbouring tokens of one context in host memory, on the image of one page. Two that lay on one page share it."""
+    """Neighbouring tokens of a context in host memory, on the image of one page. Two that lay on one page share it."""
 
     lease: Lease  #: of a slot of the host partition
     page: int  #: it is the image of; another context may have that page by now

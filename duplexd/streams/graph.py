@@ -104,6 +104,7 @@ class ModelPlan:
         weights_bytes: int = 0,
         weights_held: str = "",
         face: FacePlan | None = None,
+        faceless: str = "",
     ) -> None:
         self.name = name
         self.stages = {spec.name: spec for spec in stages}
@@ -130,6 +131,7 @@ class ModelPlan:
         self.weights_bytes = weights_bytes  #: of weights that lie beside the arena, as far as headers and files tell
         self.weights_held = weights_held  #: which these are and why, in words
         self.face = face  #: None: a voice without a face
+        self.faceless = faceless  #: why there is no face although the model's own was wanted; empty: nothing is amiss
         self._by_role = {spec.role: spec for spec in reversed(stages)}
         _check(self)
 

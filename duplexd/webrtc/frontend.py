@@ -68,6 +68,8 @@ from duplexd.messages import (
     Shortage,
     SlotsFreed,
     StateChanged,
+    TurnOutcome,
+    TurnSettled,
     UserWords,
 )
 from duplexd.units import (
@@ -191,8 +193,8 @@ class Visit:
         if how == "gap":
             return  # The framer sees the gap by the next timestamp and says so in its blocks.
         now = clock.now()
-        self.lateness.note(rtp, now)
-        self.line.on_audio(pcm, rtp, now)
+        late = self.lateness.note(rtp, now)
+        self.line.on_audio(pcm, rtp, now, late=late)
         self.carry()
 
     def pull(self, pts: Ticks) -> NDArray[np.int16]:
@@ -246,6 +248,7 @@ class Visit:
                     takes=tuple(m.value for m in ready.takes),
                     cut=ready.cut,
                     camera=self.peer is not None and self.peer.takes_camera,
+                    faceless=ready.faceless,
                 )
             )
 
@@ -328,6 +331,7 @@ class Visit:
             network=ticks_from_nanos(network),
             jitter_buffer=ticks_from_ms(max(0.0, min(message.buffer_ms, 5000.0))),
             output=ticks_from_ms(playout),
+            input=ticks_from_ms(max(0.0, min(message.input_ms, 1000.0))),
         )
         self.line.on_report(report, now, muted=message.muted, silent=message.silent)
 
@@ -419,6 +423,10 @@ class Visit:
             case LatencyMeasured():
                 self.line.measure(news)
                 self._owner.note_reply(news)
+            case TurnSettled():
+                # Of a false alarm's voice the detector has heard enough for a while.
+                if news.outcome in (TurnOutcome.TAKEN, TurnOutcome.EMPTY):
+                    self.line.end_turn(news.span.end)
             case EndSession():
                 self._owner.end(self, news.reason)
             case _:
@@ -466,7 +474,8 @@ class Visit:
                     self.line.playout.finish()
                 state = PAGE_STATES.get(news.state)
                 if state is not None:
-                    self.tell(wire.Reply(news.response, news.epoch, state, news.reason))
+                    outputs = {one.output: PAGE_STATES.get(one.state, one.state.value) for one in news.outputs}
+                    self.tell(wire.Reply(news.response, news.epoch, state, news.reason, outputs))
             case ReplyWords():
                 words = tuple(wire.Word(w.text, w.span.start, w.span.end) for w in news.words)
                 self.tell(wire.Words(news.response, news.first, words))
@@ -630,6 +639,7 @@ class Frontend:
             pts_at=pts_at,
             hold_max=nanos_from_ms(self.config.hold_max_ms),
             echo_warmup=nanos_from_ms(self.config.echo_warmup_ms),
+            rest=nanos_from_ms(self.config.rest_ms),
         )
 
     def _voice(self, of_model: str) -> str:

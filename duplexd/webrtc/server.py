@@ -287,8 +287,7 @@ async def serve(config: Config, *, started: Callable[[str], None]) -> None:
     runner = web.AppRunner(server.app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port, ssl_context=context)
-        await site.start()
+        await _listen(runner, config, context)
         server.frontend.start()
         supervisor = server.frontend.supervisor
         await _first(supervisor.wait_ready(), stop.wait())
@@ -297,13 +296,19 @@ async def serve(config: Config, *, started: Callable[[str], None]) -> None:
         if not stop.is_set():
             started(_url(config, runner, tls=context is not None))
             await stop.wait()
+    finally:
+        await server.frontend.stop()
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, config: Config, context: ssl.SSLContext | None) -> None:
+    """Raises DuplexdError when the address cannot be had."""
+    try:
+        await web.TCPSite(runner, config.host, config.port, ssl_context=context).start()
     except OSError as error:
         raise DuplexdError(
             f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another port with --port"
         ) from error
-    finally:
-        await server.frontend.stop()
-        await runner.cleanup()
 
 
 def _pool() -> ThreadPoolExecutor:

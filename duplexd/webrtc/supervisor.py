@@ -25,7 +25,7 @@ import msgspec
 from duplexd import clock
 from duplexd.channel import PICTURES_PER_SLOT, Channel, MediaShape, SharedMedia
 from duplexd.config import NO_FACE, Config, face_of, named_options
-from duplexd.errors import ChannelClosed, ChannelFull
+from duplexd.errors import ChannelClosed, ChannelFull, DuplexdError
 from duplexd.messages import EngineReady, FreeSlots, MediaArrived, Metrics, SessionBytes, pack, unpack_news
 from duplexd.units import BLOCK_SAMPLES, NANOS_PER_SECOND, Nanos, bytes_from_text
 
@@ -88,6 +88,14 @@ class Supervisor:
     # Life -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Raises DuplexdError when this machine has no memory, no descriptor or no process to give; nothing is left."""
+        try:
+            self._launch()
+        except OSError as error:
+            self._drop()
+            raise DuplexdError(f"the engine process could not be started ({error})") from error
+
+    def _launch(self) -> None:
         face = face_of(self.config)
         shape = MediaShape(
             in_slots=IN_SLOTS_PER_SESSION * self.config.sessions_max,
@@ -97,22 +105,22 @@ class Supervisor:
             picture_slots=PICTURE_SLOTS_PER_SESSION * self.config.sessions_max if face != NO_FACE else 0,
             picture_bytes=PICTURES_PER_SLOT * PICTURE_BYTES_MAX if face != NO_FACE else 0,
         )
-        ours, theirs = Channel.pair()
         self.media = SharedMedia.create(shape)
         self._free_in = list(range(shape.in_slots))
-        self._channel = Channel(ours, backlog_max=BACKLOG_MIN + BACKLOG_PER_SESSION * self.config.sessions_max)
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "duplexd.engine.process"),
-                *("--channel", str(theirs.fileno())),
-                *("--media", str(self.media.fd)),
-                *("--config", self._engine_config(shape)),
-            ],
-            pass_fds=(theirs.fileno(), self.media.fd),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "DUPLEXD_LOG_LEVEL": self.config.log_level},
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
+        ours, theirs = Channel.pair()
+        with theirs:
+            self._channel = Channel(ours, backlog_max=BACKLOG_MIN + BACKLOG_PER_SESSION * self.config.sessions_max)
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "duplexd.engine.process"),
+                    *("--channel", str(theirs.fileno())),
+                    *("--media", str(self.media.fd)),
+                    *("--config", self._engine_config(shape)),
+                ],
+                pass_fds=(theirs.fileno(), self.media.fd),
+                env={**os.environ, "OMP_NUM_THREADS": "1", "DUPLEXD_LOG_LEVEL": self.config.log_level},
+                stdin=subprocess.DEVNULL,
+            )
         self.state = EngineState.STARTING
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
 
@@ -120,8 +128,8 @@ class Supervisor:
         """The engine's own configuration struct lives in its process; here it is plain JSON."""
         config = self.config
         options = {"thinker": config.thinker} if config.thinker else {}
-        if (face := face_of(config)) != NO_FACE:
-            options["face"] = face
+        if face_of(config) != NO_FACE:
+            options["face"] = config.face
         if config.batch_max:
             options["batch_max"] = str(config.batch_max)
         if config.long_term:
@@ -143,6 +151,8 @@ class Supervisor:
                 "model_options": options,
                 "silence_max_ms": config.silence_max_ms,
                 "voice_min_ms": config.voice_min_ms,
+                "voice_end_ms": config.voice_end_ms,
+                "judge_max_ms": config.judge_max_ms,
                 "trace": config.trace,
                 "trace_bytes_max": config.trace_mb_max * 1_000_000,
             }
@@ -297,10 +307,16 @@ class Supervisor:
         return await asyncio.get_running_loop().run_in_executor(self._waiter, _end, process, within_s)
 
     async def _start_again(self) -> None:
-        await asyncio.sleep(self._backoff_s)
-        self._backoff_s = min(RESTART_MAX_S, 2 * self._backoff_s)
-        self.restarts += 1
-        self.start()
+        """Tries until there is a process: a machine that is short of memory now may not be so in a minute."""
+        while self.state is EngineState.GONE:
+            await asyncio.sleep(self._backoff_s)
+            self._backoff_s = min(RESTART_MAX_S, 2 * self._backoff_s)
+            try:
+                self.start()
+            except DuplexdError as error:
+                log.error("%s; trying again in %.1f s", error, self._backoff_s)
+                continue
+            self.restarts += 1
 
 
 def _shares(before: dict[str, float], after: dict[str, float], passed: Nanos) -> dict[str, float]:

@@ -33,6 +33,7 @@ class Pos(FromPage, frozen=True, tag="pos"):
     age_ms: float  #: how long ago that packet went to the decoder's output
     playout_ms: float = 0.0  #: output device delay, from media-playout statistics over the last 200 ms
     buffer_ms: float = 0.0  #: jitter buffer delay, likewise
+    input_ms: float = 0.0  #: from the microphone until a sample can leave with its packet
     muted: bool = False
     passed_ms: float = 0.0  #: `muted`: how much sound behind `rtp` was let through before
     bound_ms: float = 20.0  #: `muted`: error bound of that
@@ -137,6 +138,7 @@ class Ready(ToPage, frozen=True, tag="ready"):
     takes: tuple[str, ...]  #: modalities the model reads: "audio", "text", "image"
     cut: str  #: how finely the character can be interrupted: "at_cursor" or "end_of_chunk"
     camera: bool = False  #: whether the character would look at the person
+    faceless: str = ""  #: why the model's own face is not shown; empty: it is, or none was wanted
 
 
 class Clocks(ToPage, frozen=True, tag="clocks"):
@@ -201,6 +203,8 @@ class Reply(ToPage, frozen=True, tag="reply"):
     epoch: int
     state: str
     reason: str = ""
+    #: states of its outputs, "text" and "voice": a voice that failed behind whole words is "completed" and "failed"
+    outputs: dict[str, str] = {}
 
 
 class Words(ToPage, frozen=True, tag="words"):

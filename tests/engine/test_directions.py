@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from duplexd.engine.calls import CallFilter
+from duplexd.engine.dialogue import OVERHEARD_MAX, Dialogue
 from duplexd.ids import ResponseId, SessionId
 from duplexd.messages import (
+    AdvanceEpoch,
     CallMade,
     ConditionSet,
     HistoryChanged,
@@ -28,7 +30,7 @@ from duplexd.messages import (
     TurnSettingChanged,
     TurnSettled,
 )
-from duplexd.models.clock.language import INSTRUCT
+from duplexd.models.clock.language import INSTRUCT, ClockDialect
 from duplexd.units import Ticks, ticks_from_ms
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
 
@@ -147,6 +149,77 @@ def test_what_was_said_can_be_thrown_away() -> None:
     assert [n.outcome for n in simulation.news(TurnSettled)] == [TurnOutcome.CLEARED]
     assert heard_words(listener) == []
     assert dialogue(simulation).user == ""
+
+
+@pytest.mark.parametrize(
+    ("clear", "setting", "remembered"),
+    [
+        pytest.param(False, None, ["sound"], id="remembered"),
+        pytest.param(True, None, [], id="cleared-by-the-client"),
+        pytest.param(False, TurnSettingChanged(ME, overhears=False), [], id="the-client-keeps-the-history"),
+    ],
+)
+def test_words_of_a_false_alarm_follow_the_reply_unless_the_client_says_otherwise(
+    clear: bool, setting: TurnSettingChanged | None, remembered: list[str]
+) -> None:
+    """A voice of 400 ms over the second word does not interrupt; what it said is a turn of its own behind the reply,
+    and the next turn stands behind that (DESIGN §6).
+    """
+    simulation = Simulation(until_ms=12_000)
+    listener = simulation.connect()
+    if setting is not None:
+        order(simulation, 100, setting)
+    listener.type("say 9", at=ms(300), key="a")
+    listener.say(beep(400), at=ms(1500))
+    if clear:
+        order(simulation, 1850, InputCleared(ME))
+    listener.type("say 3", at=ms(7000), key="b")
+    simulation.run()
+
+    session = simulation.core.sessions[ME]
+    said = [(e.user, e.reply != "", e.overheard) for e in session.dialogue.exchanges]
+    assert simulation.news(AdvanceEpoch) == []
+    assert said == [("say 9", True, False), *((words, False, True) for words in remembered), ("say 3", True, False)]
+    assert heard_words(listener) == [*range(9), *range(32, 35)]
+    assert session.context.ids == session.dialogue.tokens()
+
+
+def test_words_over_a_reply_of_which_nothing_stays_belong_to_its_turn() -> None:
+    talk = Dialogue(ClockDialect())
+    talk.say("say 9")
+    talk.close_user()
+    talk.overhear("one")
+    talk.overhear("two")
+    talk.finish_reply(kept=0, text="")
+
+    assert (talk.user, talk.user_open, talk.exchanges) == ("say 9 one two", True, [])
+
+
+def test_an_interruption_finds_the_words_of_a_false_alarm_before_it() -> None:
+    """The branch on which an interruption is prefilled holds what the trunk will hold."""
+    talk = Dialogue(ClockDialect())
+    talk.say("say 9")
+    talk.close_user()
+    talk.think([1000, 1002])
+    talk.overhear("one")
+    branch = talk.interrupted(kept=1, text="0-0")
+    talk.finish_reply(kept=1, text="0-0")
+
+    assert branch.tokens() == talk.tokens()
+    assert [e.user for e in branch.exchanges] == ["say 9", "one"]
+
+
+def test_what_is_overheard_is_bounded() -> None:
+    talk = Dialogue(ClockDialect())
+    talk.say("say 9")
+    talk.close_user()
+    talk.think([1000])
+    for number in range(200):
+        talk.overhear(f"word{number}")
+    talk.finish_reply(kept=1, text="0-0")
+
+    assert len(talk.exchanges[-1].user) <= OVERHEARD_MAX
+    assert talk.exchanges[-1].user.endswith("word199")
 
 
 def test_turns_say_when_they_open_and_how_they_end() -> None:

@@ -212,6 +212,31 @@ def test_a_window_that_failed_makes_no_word_stable() -> None:
     assert utterance.heard_until == ticks_from_ms(800)
 
 
+def read(*texts: str) -> Utterance:
+    """An utterance whose growing window was read as each of these; 400 ms of voice between two readings."""
+    utterance = Utterance(onset=Ticks(0), start=Ticks(0), listen_max=ticks_from_ms(8000))
+    for index, text in enumerate(texts):
+        span = Span(ticks_from_ms(400 * index), ticks_from_ms(400 * (index + 1)))
+        utterance.take(span, voiced=True, echo=False, voice=0.9, captured_at=Nanos(1))
+        window = utterance.wanted(span.end, final=False)
+        assert window is not None
+        utterance.listen(window)
+        utterance.hear(text, -0.2)
+    return utterance
+
+
+def test_words_that_came_twice_are_not_taken_back_by_a_reading_without_any() -> None:
+    """The ears doubt their last reading of a question: without this nobody answers it (talk bench, question 19)."""
+    utterance = read("is the sun", "is the sun hotter than", "")
+
+    assert (utterance.text, utterance.stable_text) == ("is the sun hotter than", "is the sun")
+    assert utterance.complete
+
+
+def test_words_that_came_once_are_noise_when_a_longer_reading_finds_none() -> None:
+    assert read("is the sun", "").text == ""
+
+
 def test_the_last_words_of_a_turn_are_tried_twice() -> None:
     """One fault of the ears costs no words; a lasting one ends the turn with those that are known."""
     utterance = Utterance(onset=Ticks(0), start=Ticks(0), listen_max=ticks_from_ms(8000))
@@ -363,6 +388,22 @@ LONG = {"voiced": ticks_from_ms(700), "elapsed": ticks_from_ms(800)}
 )
 def test_what_is_an_interruption(changes: dict[str, object], decision: Decision) -> None:
     assert decision is BargeInRule(BargeInTunables()).decide(view(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        pytest.param({"text": "I like that."}, True, id="a remark"),
+        pytest.param({"text": ""}, False, id="no words"),
+        pytest.param({"text": "Mm-hmm, yeah."}, False, id="an acknowledgement"),
+        pytest.param({"text": "The hammer.", "certainty": -0.6}, False, id="what the ears make of mm-hm"),
+        pytest.param({"text": "of France is Paris"}, False, id="the character's own words"),
+        pytest.param({"text": "I like that.", "echo": ticks_from_ms(500)}, False, id="mostly the character's sound"),
+        pytest.param({"text": "I like Paris.", "echo": ticks_from_ms(64)}, True, id="a remark through an echo"),
+    ],
+)
+def test_which_words_of_a_false_alarm_were_said(changes: dict[str, object], said: bool) -> None:
+    assert said is BargeInRule(BargeInTunables()).is_said(view(**changes))
 
 
 def test_acknowledgements_carry_no_content() -> None:

@@ -14,7 +14,7 @@ from duplexd.media.line import (
     ASSUMED_LAG,
     BOUND,
     HOLD_MAX,
-    REHOLD_AFTER,
+    REST,
     TEXTS_MAX,
     Block,
     EarReport,
@@ -40,7 +40,16 @@ from duplexd.messages import (
     VoiceStarted,
     VoiceStopped,
 )
-from duplexd.units import NANOS_PER_MS, Nanos, Span, Ticks, ms_from_nanos, ticks_from_ms, ticks_from_nanos
+from duplexd.units import (
+    NANOS_PER_MS,
+    Nanos,
+    Span,
+    Ticks,
+    ms_from_nanos,
+    ms_from_ticks,
+    ticks_from_ms,
+    ticks_from_nanos,
+)
 
 SESSION = SessionId(1)
 BEGIN = 5_000  #: milliseconds of the machine's clock at which the transport began: pts 0
@@ -65,7 +74,9 @@ class Loudness:
 class Scene:
     """A line, the transport that pulls from it, and a page that hears `LAG` later. `at` is in milliseconds."""
 
-    def __init__(self, *, barge_in: bool = True, echo_warmup_ms: float = 0) -> None:
+    def __init__(
+        self, *, barge_in: bool = True, echo_warmup_ms: float = 0, rest_ms: float = ms_from_nanos(REST)
+    ) -> None:
         self.at = float(BEGIN)
         self.line = Line(
             session=SESSION,
@@ -75,11 +86,14 @@ class Scene:
             allow_barge_in=barge_in,
             pts_at=lambda now: int(ticks_from_nanos(now - ms(BEGIN))),
             echo_warmup=ms(echo_warmup_ms),
+            rest=ms(rest_ms),
         )
         self.items: list[Any] = []
         self.frames: list[NDArray[np.int16]] = []
         self.reports = True
         self.microphone = True
+        self.late_ms = 0.0
+        self.input_ms = 0.0
         self.published = Ticks(0)
 
     @property
@@ -104,7 +118,7 @@ class Scene:
             self.frames.append(self.line.pull(pts, self.now))
             if self.microphone:
                 pcm = np.full(320, 20_000 if voice else 0, np.int16)
-                self.line.on_audio(pcm, pts, self.now)
+                self.line.on_audio(pcm, pts, self.now, late=ms(self.late_ms))
             if self.reports and pts % ticks_from_ms(100) == 0:
                 self.report()
             self.line.tick(self.now)
@@ -112,7 +126,8 @@ class Scene:
             self.items += self.line.drain()
 
     def report(self, *, muted: bool = False, silent: bool = False, pts: int | None = None) -> None:
-        report = EarReport(self.ear if pts is None else pts, self.now, NETWORK, BUFFER, Ticks(0))
+        heard = self.ear if pts is None else pts
+        report = EarReport(heard, self.now, NETWORK, BUFFER, Ticks(0), ticks_from_ms(self.input_ms))
         self.line.on_report(report, self.now, muted=muted, silent=silent)
 
     def take(self, kind: type[Item]) -> list[Item]:
@@ -134,9 +149,9 @@ def speaking(**options: Any) -> Scene:
     return scene
 
 
-def held(*, pts: int | None = None) -> Scene:
+def held(*, pts: int | None = None, **options: Any) -> Scene:
     """The page froze itself at `pts`, by default where its ear was."""
-    scene = speaking()
+    scene = speaking(**options)
     scene.line.on_page_voice(1, at=Muted(scene.ear if pts is None else pts), now=scene.now)
     return scene
 
@@ -221,7 +236,16 @@ def test_the_end_of_a_reply_that_is_still_on_its_way_can_be_interrupted() -> Non
 
 def test_after_a_false_alarm_the_server_rests_and_then_hears_again() -> None:
     scene = just_resumed()
-    scene.run(ms_from_nanos(REHOLD_AFTER) + 20)
+    scene.run(ms_from_nanos(REST) + 20)
+    scene.clear()
+    scene.run(160, voice=True)
+
+    assert [fact.held for fact in scene.take(VoiceStarted)] == [True]
+
+
+def test_how_long_the_server_rests_after_a_false_alarm_can_be_set() -> None:
+    scene = held(rest_ms=0)
+    scene.line.resume(ResumePlayback(SESSION, 1, Epoch(0)), scene.now)
     scene.clear()
     scene.run(160, voice=True)
 
@@ -617,6 +641,45 @@ def test_latency_parts_touch_each_other_and_sum_to_the_whole() -> None:
         ("jitter_buffer", 80.0),
         ("output", 0.0),
     )
+
+
+def test_latency_counts_from_the_microphone_to_the_ear() -> None:
+    """A voice ends at the microphone; it reaches the line `NETWORK` after its packet was full, 7 ms late, and through a
+    browser that took 25 ms. The reply is heard `LAG` after it was sent. The parts sum to that.
+    """
+    scene, input_ms, late_ms, delay_ms = Scene(), 25.0, 7.0, ms_from_ticks(NETWORK)
+    scene.input_ms, scene.late_ms = input_ms, late_ms
+    scene.run(500, voice=True)
+    full_at = scene.at - 20  # The last packet with voice was handed over 20 ms ago.
+    scene.run(300)
+    voiced = [block for block in scene.take(Block) if block.voice >= 0.5]
+    took = ms_from_nanos(voiced[-1].captured_at)
+    scene.line.measure(latency(took, scene.at, scene.at + 5, scene.at + 9, scene.at + 11))
+    scene.publish(500)
+    sent_at = scene.at + (20 - (scene.at - BEGIN) % 20) % 20
+    scene.run(600)
+    (ready,) = scene.take(LatencyReady)
+
+    ended_at = full_at - late_ms - delay_ms - input_ms
+    heard_at = sent_at + ms_from_ticks(LAG)
+    parts = dict(ready.parts)
+    assert sum(parts.values()) == pytest.approx(heard_at - ended_at, abs=8)
+    assert parts["uplink"] == pytest.approx(delay_ms + late_ms)
+    assert input_ms <= parts["capture"] <= input_ms + 20
+    assert parts["jitter_buffer"] == pytest.approx(ms_from_ticks(BUFFER), abs=1)
+
+
+def test_latency_waits_for_the_ear_to_reach_the_first_sample() -> None:
+    """Reports of what was heard before it say nothing about it."""
+    scene = Scene()
+    scene.run(200)
+    scene.line.measure(latency(BEGIN, BEGIN + 40, BEGIN + 70, BEGIN + 130, BEGIN + 190))
+    scene.publish(500)
+    scene.run(100)
+    early = len(scene.take(LatencyReady))
+    scene.run(300)
+
+    assert (early, len(scene.take(LatencyReady))) == (0, 1)
 
 
 def test_latency_of_a_reply_that_was_cut_before_its_first_sample_is_not_measured() -> None:

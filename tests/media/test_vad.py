@@ -72,6 +72,27 @@ def test_faint_sound_keeps_speech_alive_but_does_not_revive_it() -> None:
     assert ended == [Stopped(at=Ticks(25 * BLOCK), noticed=Ticks(30 * BLOCK))]
 
 
+def test_a_voice_that_goes_on_after_the_end_of_its_turn_is_a_new_one() -> None:
+    """Noise keeps the speech alive while the engine, which counts only loud blocks, has ended the turn: what the
+    person says next must be a fact again.
+    """
+    gate = VoiceGate()
+    facts = run(gate, [0.9] * 5 + [0.4] * 30)
+    gate.close(span(34).end)
+    facts += run(gate, [0.4] * 5 + [0.9] * 5, first=35)
+
+    assert [type(fact) for fact in facts] == [Started, Started]
+    assert facts[1].at == span(40).start
+
+
+def test_the_end_of_an_older_turn_leaves_a_new_voice_alone() -> None:
+    gate = VoiceGate()
+    run(gate, [0.0] * 5 + [0.9] * 5)
+    gate.close(span(5).start)
+
+    assert gate.speaking
+
+
 def test_the_characters_own_voice_starts_nothing() -> None:
     """T-VAD-01: the loudspeaker is loud in the microphone, and explained."""
     assert run(VoiceGate(), [0.99] * 100, echo=0.9) == []

@@ -4,7 +4,8 @@ It says one spoken reply to each turn, keeps the map from RTP to the reply's sam
 and writes down everything the page sends. Every message is decoded by `duplexd.webrtc.wire`, so a field the protocol
 does not have shows up in `invalid`.
 
-    python tests/page/mock_server.py --port 8740 --decide flush|resume|never [--slots N] [--token T] [--no-udp]
+    python tests/page/mock_server.py --port 8740 --decide flush|resume|never [--slots N] [--token T]
+                                      [--no-udp] [--no-barge-in] [--faceless REASON]
 """
 
 from __future__ import annotations
@@ -137,9 +138,11 @@ class Reply:
 class Live:
     """One session of the mock."""
 
-    def __init__(self, number: int, decide: str) -> None:
+    def __init__(self, number: int, decide: str, *, may_interrupt: bool, faceless: str) -> None:
         self.number = number
         self.decide = decide
+        takes = ("audio", "text")
+        self.ready = wire.Ready(number, "mock", 0, may_interrupt, takes, "at_cursor", faceless=faceless)
         self.log: list[dict[str, Any]] = []
         self.invalid: list[str] = []
         self.closed = asyncio.Event()
@@ -198,7 +201,7 @@ class Live:
         self.channels[channel.label] = channel
         channel.on("message", self.received)
         if len(self.channels) == 2:
-            self.send(wire.Ready(self.number, "mock", 0, True, ("audio", "text"), "at_cursor"))
+            self.send(self.ready)
             self.send(wire.State("listening"))
 
     def received(self, data: str) -> None:
@@ -345,7 +348,13 @@ class Mock:
             busy = refusal(503, "sessions_full", "All 1 sessions are in use.")
             busy.headers["Retry-After"] = "5"
             return busy
-        live = Live(len(self.sessions) + 1, self.settings.decide)
+        settings = self.settings
+        live = Live(
+            len(self.sessions) + 1,
+            settings.decide,
+            may_interrupt=not settings.no_barge_in,
+            faceless=settings.faceless,
+        )
         self.sessions[live.number] = live
         body = await request.json()
         live.pc.on("datachannel", live.opened)
@@ -425,6 +434,8 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--token", default="")
     parser.add_argument("--no-udp", action="store_true")
+    parser.add_argument("--no-barge-in", action="store_true")
+    parser.add_argument("--faceless", default="")
     settings = parser.parse_args()
     # aioice leaves out loopback; the tests must run on a machine that has nothing else.
     aioice.ice.get_host_addresses = lambda use_ipv4, use_ipv6: ["127.0.0.1"]

@@ -9,6 +9,7 @@ import { complete } from "../../duplexd/webrtc/page/latency.js";
 import { DelayMeter, ageMs, passed, rtpAdd, rtpDistance } from "../../duplexd/webrtc/page/position.js";
 import { LipSync, SightMeter, WAIT_FIRST_MS } from "../../duplexd/webrtc/page/sight.js";
 import { Transcript } from "../../duplexd/webrtc/page/transcript.js";
+import { isShown } from "../../duplexd/webrtc/page/words.js";
 
 const word = (text, start, end) => ({ text, start, end });
 const WORDS = [word("One", 0, 100), word(" two", 100, 200), word(" three", 200, 300)];
@@ -130,6 +131,28 @@ test("every dead end has its own sentence", () => {
   assert.match(closedSentence("engine restarted"), /engine restarted/i);
   assert.equal(closedSentence("something new"), "Reason: something new.");
   assert.equal(new Set(Object.values(HELP).map((h) => h.title)).size, Object.keys(HELP).length);
+});
+
+test("a reply that failed before its first word is shown, one that nobody heard is not", () => {
+  const transcript = new Transcript();
+  const reply = (response, state) => transcript.reply({ response, epoch: 0, state, reason: "" });
+  const ended = (response, state) => {
+    transcript.heard({ response, words: 0, ambiguous: [], estimated: false, final: true });
+    return isShown(reply(response, state));
+  };
+  assert.equal(isShown(reply(1, "created")), false);
+  assert.deepEqual([ended(2, "failed"), ended(3, "completed"), ended(4, "cancelled")], [true, true, false]);
+  transcript.words({ response: 5, first: 0, words: WORDS });
+  assert.equal(isShown(reply(5, "created")), true);
+  assert.equal(ended(5, "cancelled"), false);
+});
+
+test("a voice that failed behind whole words is told apart from a reply that failed", () => {
+  const transcript = new Transcript();
+  const failed = (response, outputs) => transcript.reply({ response, epoch: 0, state: "failed", reason: "", outputs });
+  assert.equal(failed(1, { text: "completed", voice: "failed" }).partial, true);
+  assert.equal(failed(2, { text: "failed", voice: "failed" }).partial, false);
+  assert.equal(transcript.snapshot()[0].partial, true);
 });
 
 // -- what is seen

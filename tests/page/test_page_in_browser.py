@@ -322,3 +322,26 @@ def test_the_page_asks_nobody_but_its_own_server(serve: Serve, visit: Visit) -> 
     connected(page)
 
     assert hosts == {f"127.0.0.1:{server.port}"}
+
+
+def test_the_daemon_says_whether_voice_interrupts_until_the_person_chooses(serve: Serve, visit: Visit) -> None:
+    page = connected(visit(serve("--no-barge-in").url + "?vad=0"))
+    until(page, "x.log.some(m => m.t === 'set')")
+    shown = page.evaluate("document.querySelector('#barge-in').checked")
+    told = [m.get("barge_in") for m in sent(page, "set")]
+    page.evaluate("document.querySelector('#barge-in').click()")
+    until(page, "x.log.some(m => m.t === 'set' && m.barge_in === true)")
+
+    assert shown is False
+    assert told == [None]
+
+
+def test_a_face_that_cannot_be_drawn_is_told_with_the_reason_and_the_talk_goes_on(serve: Serve, visit: Visit) -> None:
+    page = connected(visit(serve("--faceless", "libGL.so.1 is missing").url + "?vad=0"))
+    page.wait_for_selector("#notice:not([hidden])")
+    said = page.inner_text("#notice")
+    say(page, "Tell me about the harbour")
+    speaking_after(page)
+
+    assert "no face" in said
+    assert "libGL.so.1 is missing" in said

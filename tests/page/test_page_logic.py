@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["gate", "model", "detector"])
+@pytest.mark.parametrize("name", ["gate", "model", "detector", "session"])
 def test_page_modules_pass_their_node_tests(name: str) -> None:
     node = shutil.which("node")
     if node is None:

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from aiortc import RTCBundlePolicy, RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSessionDescription
+from aiortc.rtcsctptransport import WEBRTC_STRING
 
 from duplexd.units import TICKS_PER_SECOND, Ticks
 from duplexd.webrtc import wire
@@ -116,6 +117,11 @@ class TestClient:
 
     def send(self, label: str, data: str | bytes) -> None:
         self.channels[label].send(data)
+
+    async def send_raw(self, label: str, data: bytes) -> None:
+        """A text message of these bytes, UTF-8 or not: no browser can send one that is not."""
+        channel = self.channels[label]
+        await channel.transport._send(channel.id, WEBRTC_STRING, data)
 
     async def next_message(self, label: str, *, seconds: float = 5.0) -> str:
         """The next message that is no pong."""

@@ -24,7 +24,8 @@ CLAUSE_MAX = ticks_from_ms(CLOCK_WORD_MS * WORDS_PER_CLAUSE)
 def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     """The plan of the word clock.
 
-    Args:    options: `face`: "flash" or "none", as by default. `device`: nothing of the plan depends on it.
+    Args:    options: `face`: "flash" (also as "auto"), or "none", as by default. `device`: any, the plan is the
+             same.
     Raises:  ConfigError for another option, or another face.
     """
     options = dict(options or {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duplexd.config import NO_FACE
+from duplexd.config import AUTO_FACE, NO_FACE
 from duplexd.errors import ConfigError
 from duplexd.memory.histories import HistoryShape
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
@@ -35,7 +35,7 @@ def face_plan(name: str) -> FacePlan | None:
     """The face by name; None: the clock has none. Raises ConfigError for another name."""
     if name == NO_FACE:
         return None
-    if name != FLASH:
+    if name not in (FLASH, AUTO_FACE):
         raise ConfigError(f"model clock has no face {name!r}; it has {FLASH} and none")
     return FacePlan(
         character=FLASH,

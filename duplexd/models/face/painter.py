@@ -157,6 +157,17 @@ class Painter:
         return "a closed socket"
 
 
+def drawing_fault() -> str:
+    """Why nothing can be drawn on this machine; empty: it can. A painter is started for it, and ended."""
+    painter = Painter(size=64, frames_max=1, portraits_max=1)
+    try:
+        painter.start()
+    except ModelError as error:
+        return str(error)
+    painter.close()
+    return ""
+
+
 def _end(process: subprocess.Popen[bytes], sock: socket.socket) -> None:
     sock.close()
     try:

@@ -382,7 +382,10 @@ class Decoder:
 
     def load(self, arena: Any) -> None:
         self._motion: Tensor = arena.field("motion", "motion")
-        self._painter.start()
+        try:
+            self._painter.start()
+        except ModelError as error:
+            raise ModelError(f"{error}. Without a face: --face none") from error
 
     def run(self, jobs: Sequence[DecodeJob], media: Any) -> list[DecodeResult | Failed]:
         return [self._decode(job, media) for job in jobs]

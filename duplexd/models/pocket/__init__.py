@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from duplexd import weights
-from duplexd.config import NO_FACE
+from duplexd.config import AUTO_FACE, NO_FACE, OWN_FACES
 from duplexd.errors import ConfigError
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, Section
 from duplexd.streams.graph import ModelPlan
@@ -57,7 +57,8 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     Args:    options: `thinker`: a GGUF file or Hugging Face folder to think with instead of SmolLM2.
              `batch_max`: sessions that think in one launch, 1 to 64. `long_term`: tokens that what slides out of a full
              context is folded into (average.py), 0 to 64; 0, as by default: it is forgotten.
-             `face`: mira, theo, suna or the TOML file of a character; none, as by default.
+             `face`: mira, theo, suna or the TOML file of a character; none, as by default; auto: mira, or none with
+             the reason (`ModelPlan.faceless`) where this machine cannot draw.
              `device`: where the arena will lie, `cpu` or a CUDA device: it decides how the thinker's weights are held.
     Raises:  ConfigError for another option; ModelError, WeightsError as `load_thinker`.
     """
@@ -68,7 +69,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     path = options.pop("thinker", "")
     batch_max = _number(options, "batch_max", BATCH_MAX, lowest=1)
     long_term = _number(options, "long_term", 0, lowest=0)
-    character = options.pop("face", NO_FACE)
+    character, faceless = shown_face(options.pop("face", NO_FACE))
     device = options.pop("device", "cpu")
     if options:
         raise ConfigError(
@@ -157,7 +158,18 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         weights_bytes=mind.thinker.beside_bytes + sum(weights.WEIGHTS[name].bytes for name in FILES),
         weights_held=beside_of(mind.thinker.beside_bytes),
         face=face.plan if face is not None else None,
+        faceless=faceless,
     )
+
+
+def shown_face(wanted: str) -> tuple[str, str]:
+    """Whose face is shown, and why none is where `AUTO_FACE` was wanted and cannot be drawn. Takes 0.6 s then."""
+    if wanted != AUTO_FACE:
+        return wanted, ""
+    from duplexd.models.face.painter import drawing_fault
+
+    faceless = drawing_fault()
+    return (NO_FACE if faceless else OWN_FACES["pocket"]), faceless
 
 
 class FaceParts:

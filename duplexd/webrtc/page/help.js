@@ -42,6 +42,11 @@ export const HELP = {
     text: "None is plugged in, or another program uses it. The conversation goes on without it.",
     offer: [],
   },
+  faceless: {
+    title: "The character has no face here",
+    text: "This server cannot draw it; you can talk all the same.",
+    offer: [],
+  },
   autoplay: {
     title: "The browser waits for you before it plays sound",
     text: "Tap the button to hear. Until then nothing counts as heard.",

@@ -23,7 +23,8 @@ const $ = (id) => document.getElementById(id);
 const query = new URLSearchParams(location.search);
 const wantsMicrophone = query.get("mic") !== "0";
 const options = {
-  mic: wantsMicrophone, aec: query.get("aec") !== "0", vad: query.get("vad") !== "0", bargeIn: true,
+  mic: wantsMicrophone, aec: query.get("aec") !== "0", vad: query.get("vad") !== "0",
+  bargeIn: null, // what the daemon says, until the person has chosen
   token: query.get("token") ?? "",
 };
 
@@ -62,7 +63,7 @@ function addLine({ clock: when, kind, t, ...detail }) {
 
 const handlers = {
   meter: ({ micDb, remoteDb }) => showLevels(micDb, remoteDb),
-  ready: ({ model, takes, barge_in }) => onReady(model, takes, barge_in),
+  ready: (message) => onReady(message),
   sight: (figures) => showSight(figures),
   camera: ({ stream }) => showSelf(stream),
   state: ({ state }) => setState(state),
@@ -88,13 +89,14 @@ function on(kind, detail = {}) {
   handlers[kind]?.(detail);
 }
 
-function onReady(model, takes, bargeIn) {
+function onReady({ model, takes, barge_in: bargeIn, faceless = "" }) {
   $("model").textContent = model;
   $("model").hidden = false;
-  $("barge-in").checked = bargeIn && options.bargeIn;
+  $("barge-in").checked = options.bargeIn ?? bargeIn;
   $("text").placeholder = takes.includes("text") ? "Type a message" : "This model reads no text";
   setState("listening");
   $("camera").hidden = !session?.takesCamera;
+  if (faceless) help("faceless", faceless);
   if (session?.microphone && !takes.includes("audio")) notice({ title: "This model does not listen", text: "It reads text only.", offer: [] });
 }
 

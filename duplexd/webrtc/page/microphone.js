@@ -44,6 +44,15 @@ export function cancelsEcho(track) {
   return Boolean(track.getSettings().echoCancellation);
 }
 
+const PROCESSED_MS = 16.5; // echo cancellation takes 10 ms at a time, Opus looks 6.5 ms ahead; no statistics show it
+
+/** Milliseconds from the microphone until a sample is ready for its packet, as far as the browser says. */
+export function inputMs(track) {
+  const measured = track.stats?.averageLatency; // of the device, with what it still held
+  const told = 1000 * (track.getSettings().latency ?? 0);
+  return (Number.isFinite(measured) ? measured : told) + PROCESSED_MS;
+}
+
 /** The worklet with its two inputs. It never feeds the loudspeaker: sound through WebAudio escapes echo cancellation. */
 export class Ears {
   /**

@@ -3,7 +3,7 @@
 
 import { Gate } from "./gate.js";
 import { Trouble, refusalCode } from "./help.js";
-import { Ears, cancelsEcho, openMicrophone, stopAll } from "./microphone.js";
+import { Ears, cancelsEcho, inputMs, openMicrophone, stopAll } from "./microphone.js";
 import { DelayMeter, ageMs, passed } from "./position.js";
 import { LipSync, SightMeter, openCamera, slowDown } from "./sight.js";
 import { Timers } from "./timers.js";
@@ -34,7 +34,7 @@ export class Session {
    * @param {HTMLAudioElement} setup.audio
    * @param {HTMLVideoElement} setup.video
    * @param {(kind: string, detail?: object) => void} setup.on
-   * @param {{mic: boolean, aec: boolean, vad: boolean, bargeIn: boolean, token: string, iceServers: object[]}} setup.options
+   * @param {{mic: boolean, aec: boolean, vad: boolean, bargeIn: ?boolean, token: string, iceServers: object[]}} setup.options
    */
   constructor({ audio, video, on, options }) {
     this.audio = audio;
@@ -64,6 +64,7 @@ export class Session {
     this.checking = null;
     this.microphone = null;
     this.micMuted = false;
+    this.inputMs = 0; // from the microphone until a sample is ready for its packet
     this.speaking = false; // what the server last said of the character
     this.closeUrl = null;
     this.ownMute = false;
@@ -175,11 +176,22 @@ export class Session {
     this.timers.every(SIGHT_EVERY_MS, () => this.reportSight());
     document.addEventListener("visibilitychange", this.visibility);
     if (document.visibilityState === "hidden") this.tellSeen();
-    const settings = { t: "set", barge_in: this.options.bargeIn };
-    if (this.microphone) settings.echo_cancellation = cancelsEcho(this.microphone.getAudioTracks()[0]);
-    this.send(settings);
+    this.send(this.settings());
     this.ping();
     this.report();
+  }
+
+  /** What the page knows of itself. Whether voice may interrupt is the daemon's setting until the person changes it. */
+  settings() {
+    const found = { t: "set" };
+    if (this.options.bargeIn !== null) found.barge_in = this.options.bargeIn;
+    if (this.microphone) found.echo_cancellation = cancelsEcho(this.microphone.getAudioTracks()[0]);
+    return found;
+  }
+
+  /** Whether a voice may interrupt: the person's choice, else what the daemon said. */
+  get mayInterrupt() {
+    return this.options.bargeIn ?? this.ready.barge_in;
   }
 
   // -- media ---------------------------------------------------------------------------------------------------------
@@ -245,6 +257,8 @@ export class Session {
 
   async readStats() {
     if (!this.receiver || this.closed) return;
+    const track = this.microphone?.getAudioTracks()[0];
+    if (track) this.inputMs = inputMs(track);
     const stats = await this.pc.getStats();
     this.delays.take(stats.values());
     this.sight.take(stats.values());
@@ -275,7 +289,8 @@ export class Session {
     if (!at && (hold || !this.silent)) return;
     const { muted, epoch } = this.gate;
     const buffer_ms = round(this.delays.bufferMs);
-    this.sendFast({ t: "pos", ...(at ?? { rtp: 0, age_ms: 0 }), buffer_ms, muted, epoch, hold, silent: this.silent });
+    const input_ms = round(this.inputMs);
+    this.sendFast({ t: "pos", ...(at ?? { rtp: 0, age_ms: 0 }), buffer_ms, input_ms, muted, epoch, hold, silent: this.silent });
   }
 
   /** No picture is made for a page that nobody sees. */
@@ -375,7 +390,7 @@ export class Session {
       return this.on("voice", { on: false });
     }
     // In a pause of the character nothing plays, yet its next word must not come: the server's word counts as well.
-    const interrupts = (playing || this.speaking) && this.options.bargeIn && !this.silent;
+    const interrupts = (playing || this.speaking) && this.mayInterrupt && !this.silent;
     const heard = interrupts ? this.gate.onset(performance.now()) : null; // mute first, then everything else
     this.sendThrice({ t: "voice", on: true, id: this.voiceId, ...ending(heard) });
     this.on("voice", { on: true, muted: heard !== null, onset_ms_ago: onsetHops * 10, coupling, ear });

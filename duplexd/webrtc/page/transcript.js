@@ -34,13 +34,15 @@ export class Transcript {
   replyOf(response) {
     const fresh = () => ({
       role: "character", key: response, state: "created", reason: "", words: [],
-      heard: 0, ambiguous: new Set(), estimated: false, final: false, interrupted: false,
+      heard: 0, ambiguous: new Set(), estimated: false, final: false, interrupted: false, partial: false,
     });
     return this.replies.get(response) ?? this.add(fresh(), this.replies, response);
   }
 
-  reply({ response, state, reason }) {
-    return Object.assign(this.replyOf(response), { state, reason });
+  /** `partial`: the voice failed, and all words had been told by then. */
+  reply({ response, state, reason, outputs = {} }) {
+    const partial = outputs.text === "completed" && outputs.voice === "failed";
+    return Object.assign(this.replyOf(response), { state, reason, partial });
   }
 
   /** Words may come twice (a repeat overwrites) but never with a hole: what is missing stays an empty word. */
@@ -86,7 +88,7 @@ function replyView(entry) {
     role: "character", response: entry.key, state: entry.state, reason: entry.reason,
     text: join(entry.words), heard: join(heard), struck: join(struck),
     ambiguous: [...entry.ambiguous].filter((i) => i < entry.words.length).map((i) => entry.words[i].text.trim()),
-    estimated: entry.estimated, final: entry.final, words: entry.words.length, heardWords: entry.heard,
+    estimated: entry.estimated, partial: entry.partial, final: entry.final, words: entry.words.length, heardWords: entry.heard,
   };
 }
 

@@ -54,8 +54,10 @@ export class WordsView {
   user({ text, stable, final }, node) {
     const unstable = element("span", "unstable", text.slice(stable));
     node.text.replaceChildren(text.slice(0, stable), unstable);
-    node.item.hidden = !text.trim();
-    if (final) this.announce(node, `You: ${text}`);
+    node.item.hidden = !text.trim() && !final;
+    node.note.textContent = "not understood: say it again";
+    node.note.hidden = !final || Boolean(text.trim());
+    if (final) this.announce(node, text.trim() ? `You: ${text}` : "You were not understood.");
   }
 
   reply(entry, node) {
@@ -64,8 +66,7 @@ export class WordsView {
       const text = word.text.trim();
       if (node.spans[i].textContent !== text) node.spans[i].textContent = text;
     });
-    // Nothing of it was ever heard, so for the conversation it does not exist.
-    node.item.hidden = entry.words.length === 0 || (entry.final && entry.heard === 0 && entry.state === "cancelled");
+    node.item.hidden = !isShown(entry);
     this.paint(entry, null);
     this.noteOf(entry, node);
     if (!entry.final) return;
@@ -81,7 +82,8 @@ export class WordsView {
   noteOf(entry, node) {
     const notes = [];
     if (entry.interrupted) notes.push("interrupted");
-    if (entry.state === "failed") notes.push(entry.reason ? `failed: ${entry.reason}` : "failed");
+    if (entry.state === "completed" && entry.final && entry.words.length === 0) notes.push("had nothing to say");
+    if (entry.state === "failed") notes.push(failure(entry));
     if (entry.estimated) notes.push("estimated");
     node.note.textContent = notes.join(", ");
     node.note.hidden = notes.length === 0;
@@ -109,6 +111,17 @@ export class WordsView {
     node.announced = true;
     this.announcer.textContent = text;
   }
+}
+
+/** Whether a reply exists for the conversation: it has words, unless none was heard; or it ended without any. */
+export function isShown({ words, heard, final, state }) {
+  if (words.length === 0) return state === "failed" || (final && state === "completed");
+  return !(final && heard === 0 && state === "cancelled");
+}
+
+function failure({ partial, reason }) {
+  const what = partial ? "the words are whole, the voice failed" : "failed";
+  return reason ? `${what}: ${reason}` : what;
 }
 
 function element(tag, className, text = "") {

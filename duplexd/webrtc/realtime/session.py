@@ -404,6 +404,7 @@ class RealtimeSession:
                 silence_ms=silence,
                 patience_ms=patience,
                 eager=self._is_eager(detection),
+                overhears=False,  # Its client is told that such a voice came to nothing, and keeps the history itself.
             )
         )
 

@@ -12,8 +12,7 @@ try:
 except ImportError as error:
     raise ModelError(
         f"the face is drawn with skia-python and OpenCV, of which one cannot be loaded ({error}): install the "
-        "requirements; on Debian and Ubuntu skia also needs: apt-get install libegl1 libgl1. "
-        "Without a face: --face none"
+        "requirements; on Debian and Ubuntu skia also needs: apt-get install libegl1 libgl1"
     ) from error
 
 skia: Any = _skia

@@ -1,0 +1,54 @@
+// One session without a browser: what it tells the daemon of itself, and whether a voice may interrupt.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+globalThis.Worker = class {
+  postMessage() {}
+  terminate() {}
+};
+globalThis.document = { visibilityState: "visible", addEventListener() {} };
+
+const { Session } = await import("../../duplexd/webrtc/page/session.js");
+
+/** A session that has begun: `sent` holds what it told the daemon, `said` what it told the page. */
+function begun({ bargeIn, allowed }) {
+  const sent = [];
+  const said = [];
+  const channel = { readyState: "open", bufferedAmount: 0, send: (text) => sent.push(JSON.parse(text)) };
+  const options = { mic: false, aec: true, vad: true, bargeIn, token: "", iceServers: [] };
+  const on = (kind, detail) => said.push({ kind, ...detail });
+  const session = new Session({ audio: { muted: false }, video: {}, on, options });
+  session.reliable = session.fast = channel;
+  session.receiver = { getSynchronizationSources: () => [{ timestamp: performance.now(), rtpTimestamp: 48_000 }] };
+  session.on_ready({ t: "ready", session: 1, epoch: 0, barge_in: allowed, camera: false });
+  session.begin();
+  return { session, sent, said };
+}
+
+const settings = (sent) => sent.filter((m) => m.t === "set");
+const voice = { event: "on", playing: true, onsetHops: 3, coupling: 0, ear: 0 };
+
+test("a daemon that allows no interruption is not overruled by a page whose person chose nothing", () => {
+  const { session, sent } = begun({ bargeIn: null, allowed: false });
+  session.onVoice(voice);
+  assert.deepEqual(settings(sent), [{ t: "set" }]);
+  assert.equal(session.audio.muted, false);
+});
+
+test("where the daemon allows it, a voice over the character mutes it", () => {
+  const { session, sent } = begun({ bargeIn: null, allowed: true });
+  session.onVoice(voice);
+  assert.equal(sent.find((m) => m.t === "voice").muted, true);
+  assert.equal(session.audio.muted, true);
+});
+
+test("what the person has chosen is told at the beginning of each session and holds", () => {
+  const { session, sent } = begun({ bargeIn: true, allowed: false });
+  session.onVoice(voice);
+  assert.deepEqual(settings(sent), [{ t: "set", barge_in: true }]);
+  assert.equal(session.audio.muted, true);
+  session.setBargeIn(false);
+  assert.deepEqual(settings(sent).at(-1), { t: "set", barge_in: false });
+  assert.equal(session.mayInterrupt, false);
+});
