@@ -73,11 +73,28 @@ def test_shut_lids_hide_the_iris(mira: Portrait) -> None:
     assert np.array_equal(drawn(mira, **shut), drawn(mira, gaze_x=0.9, **shut))
 
 
-def test_a_wild_motion_is_drawn_all_the_same(mira: Portrait) -> None:
-    picture = mira.draw(np.full(CHANNELS, 50.0, np.float32))
+@pytest.mark.parametrize("name", character_names())
+def test_every_picture_is_opaque(name: str) -> None:
+    """Whoever's face, at rest, looking aside, and in a motion that no face makes: a hole shows as white in a PNG."""
+    portrait = Portrait(load_character(name))
+    aside = rest(portrait.character, gaze_x=0.8, gaze_y=-0.5)
+    for motion in (rest(portrait.character), aside, np.full(CHANNELS, 50.0, np.float32)):
+        picture = portrait.draw(motion)
 
-    assert picture.shape == (SIZE, SIZE, 4)
-    assert int(picture[:, :, 3].min()) == 255
+        assert picture.shape == (512, 512, 4)
+        assert int(picture[:, :, 3].min()) == 255
+
+
+def test_eyes_that_look_to_the_right_stand_further_right_in_the_picture(mira: Portrait) -> None:
+    """The dark of both irises and pupils, left eye and right, moves towards the right edge."""
+    rows = slice(round(0.40 * SIZE), round(0.55 * SIZE))
+
+    def dark_at(gaze: float) -> float:
+        dark = 255 - drawn(mira, gaze_x=gaze)[rows].mean(2)
+        weight = np.clip(dark - 120, 0, None)
+        return float((weight * np.arange(SIZE)).sum() / weight.sum())
+
+    assert dark_at(0.6) > dark_at(0.0) + 0.5 > dark_at(-0.6) + 1.0
 
 
 def test_pictures_are_i420_of_limited_range() -> None:
