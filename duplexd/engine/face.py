@@ -212,7 +212,7 @@ class Face:
             case FramesSent():
                 self._sent = Ticks(max(self._sent, fact.until))
             case PersonSeen():
-                self._feel(look_x=fact.x if fact.present else 0.0, look_y=fact.y if fact.present else 0.0)
+                self._look_at(fact)
                 self._monitor.note(now, self.id, "person_seen" if fact.present else "person_gone")
             case PictureShortage():
                 self._governor.note_sent(fact.share)
@@ -241,6 +241,16 @@ class Face:
     def show(self, state: TurnState) -> None:
         """What the conversation is doing, as far as a face shows it."""
         self._feel(thought=THOUGHT if state is TurnState.THINKING else 0.0)
+
+    def _look_at(self, fact: PersonSeen) -> None:
+        """Eyes go to where the person is, as far as the family's eyes were taught to turn.
+
+        A face looks out of the picture: what is to its own right is on the left of whoever looks at it, and `look_x`
+        counts to the right of the picture.
+        """
+        far = self._plan.look_max
+        x, y = (-fact.x, fact.y) if fact.present else (0.0, 0.0)
+        self._feel(look_x=min(far, max(-far, x)), look_y=min(far, max(-far, y)))
 
     def _feel(self, **given: float) -> None:
         """A new version of the condition, taken at the next chunk's boundary."""

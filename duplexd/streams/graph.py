@@ -63,7 +63,9 @@ class FacePlan(msgspec.Struct, frozen=True, kw_only=True):
     frames: int  #: of a chunk
     frame_tokens: int  #: of one frame in a history
     history: HistoryShape
-    conditions: tuple[str, ...]  #: names of a condition's numbers: moods, `look_x`, `look_y`
+    #: Names of a condition's numbers: moods, `look_x` and `look_y` (+ to the right of the picture, + up).
+    conditions: tuple[str, ...]
+    look_max: float  #: the furthest `look_x` and `look_y` the family was taught, 0..1
     voice_before: Ticks  #: how much of its own voice before a chunk is heard, what an encoder looks back included
     voice_after: Ticks  #: how far beyond a frame its own voice is heard
     listen_delay: Ticks  #: between the end of the person's sound that is heard and the chunk
