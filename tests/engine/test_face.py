@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from duplexd.engine.face import DRAWN_IDLE, DRAWN_VOICE
+from duplexd.engine.feeling import SURE
 from duplexd.engine.governor import LEVELS
 from duplexd.engine.replay import replay
 from duplexd.engine.simulator import SimListener
@@ -32,10 +33,13 @@ from duplexd.messages import (
     ResponseState,
     SessionClosed,
 )
+from duplexd.models.clock import plan as clock_plan
 from duplexd.models.clock.face import WHITE
 from duplexd.models.clock.flash import FRAME, FRAMES, HISTORY
+from duplexd.streams.graph import MoodWords
 from duplexd.streams.stage import CostModel, DecodeJob, Failed, GenerateJob, OverhearJob, RefineJob
 from duplexd.units import NANOS_PER_MS, Ticks
+from tests.engine import simulation as simulations
 from tests.engine.simulation import Simulation, beep, heard_words, ms
 from tests.engine.test_trace import traced
 
@@ -377,6 +381,26 @@ def test_where_the_person_is_counts_from_the_next_chunk_on() -> None:
     # than they were taught to.
     assert list(dict.fromkeys(seen)) == [0.0, -0.2, 0.5, -0.6]
     assert seen[-1] == 0.0
+
+
+def test_who_is_interrupted_stops_laughing(monkeypatch: Any) -> None:
+    """Every word of the reply is a merry one, until the person stops it: the next chunk that is begun feels nothing."""
+
+    def plan(options: Any) -> Any:
+        found = clock_plan(options)
+        moods = (MoodWords("joy", sure=tuple(f"0-{word}" for word in range(12))),)
+        found.face = msgspec.structs.replace(found.face, conditions=("joy", *found.face.conditions), moods=moods)
+        return found
+
+    monkeypatch.setattr(simulations, "clock_plan", plan)
+    simulation, (person,) = watched()
+    person.type("say 12", at=ms(1500), key="a")
+    person.stop(at=ms(5000))
+    simulation.run()
+    joys = [(at, job.mood[0]) for at, job in jobs(simulation, GenerateJob)]
+
+    assert {joy for at, joy in joys if 3500 < at < 5000} == {SURE}
+    assert {joy for at, joy in joys if at > 5100} == {0.0}
 
 
 # Bounds, faults, leaving ---------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ def face_plan(name: str) -> FacePlan | None:
         history=HISTORY,
         conditions=("thought", "look_x", "look_y"),
         look_max=0.6,
+        moods=(),
         voice_before=Ticks(0),
         voice_after=Ticks(0),
         listen_delay=ticks_from_ms(320),

@@ -29,6 +29,7 @@ from duplexd.models.face.audio import AudioEncoder
 from duplexd.models.face.checkpoint import FaceWeights
 from duplexd.models.face.drawing.character import Character, load_character
 from duplexd.models.face.identity import REFERENCES, anchor_poses
+from duplexd.models.face.moods import MOOD_WORDS
 from duplexd.models.face.motion import CHANNELS, CHUNK_FRAMES, CONDITION, FRAME_TICKS, LOOK_MAX
 from duplexd.models.face.net import FaceNet, FaceShape, Heard, Places, Reader, blended, velocity_step
 from duplexd.models.face.painter import Painter
@@ -104,6 +105,7 @@ def face_plan(shape: FaceShape, character: str, *, size: int = SIZE) -> FacePlan
         history=history_shape(shape),
         conditions=CONDITION,
         look_max=LOOK_MAX,
+        moods=MOOD_WORDS,
         voice_before=Ticks(shape.speak_before * FRAME_TICKS + reach + ticks_from_ms(25)),
         voice_after=Ticks(shape.speak_after * FRAME_TICKS),
         listen_delay=Ticks(shape.listen_delay * FRAME_TICKS),
