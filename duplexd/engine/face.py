@@ -88,6 +88,9 @@ PART_FRAMES_MAX = 4  #: of a chunk that are drawn at once
 SHOWN_MIN = 3  #: frames that a chunk is worth being made for, while the voice behind them is not known yet
 #: Of the person's ring: copies that are on their way may overwrite the oldest of it while a stage reads.
 RING_GUARD = INPUT_RATE
+#: Chunks of its own voice that a face has not heard yet, each of which holds an output slot. At the bound it misses the
+#: newest: half of a session's slots are the voice's own, whatever becomes of the face.
+UNHEARD_MAX = 4
 MOODS_MAX = 64  #: chunks of voice whose mood is remembered: more than a ring of six seconds holds
 MOOD_LINGERS = ticks_from_ms(1000)  #: after the last word
 THOUGHT = 0.6  #: how much a face shows that it is thinking
@@ -183,7 +186,7 @@ class Face:
         self._motions: dict[ChunkId, _Motion] = {}  # as the histories hold them
         self._drawn: dict[ChunkId, _Drawn] = {}
         self._flights: dict[WorkId, _Flight] = {}
-        # Own voice on its way into the ring: at most the output slots, each holds one. At that bound the voice waits.
+        # Own voice on its way into the ring, at most `UNHEARD_MAX` with what a lane has.
         self._unheard: deque[PublishChunk] = deque()
         self._unheard_since = now
         self._input: tuple[Ticks, Nanos] | None = None  # newest sound of the person: its end, and when that was
@@ -233,6 +236,9 @@ class Face:
         it says; they give the mood of what is seen with it.
         """
         if not self.viewed or self.ended:
+            return
+        if len(self._unheard) + sum(len(flight.voice) for flight in self._flights.values()) >= UNHEARD_MAX:
+            self._monitor.count("face_voice_missed")  # Its lane is stuck: better a deaf face than a voice that waits.
             return
         self._moods.append((news.span, mood_of(clause, self._plan.moods)))
         if not self._unheard:

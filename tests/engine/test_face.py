@@ -360,6 +360,23 @@ def test_while_a_first_sound_is_awaited_there_are_fewer_pictures() -> None:
     assert simulation.core.governor.level == 0
 
 
+def test_a_face_that_cannot_listen_costs_the_voice_nothing() -> None:
+    """What hears the voice for the face takes five seconds a piece, and there are six output slots: every word is heard
+    without a gap, and what the face missed is counted.
+    """
+    simulation, (person,) = watched(until_ms=12_000)
+    slow(simulation, overhear=5_000_000)
+    slots = simulation.core.stores.out_slots
+    while len(slots) > 6:
+        slots.pop()
+    person.type("say 12", at=ms(1500), key="a")
+    simulation.run()
+
+    assert heard_words(person) == list(range(12))
+    assert person.line.playout.underruns == 0
+    assert simulation.core.monitor["face_voice_missed"] > 0
+
+
 # Conditions ----------------------------------------------------------------------------------------------------------
 
 
