@@ -186,3 +186,12 @@ def test_a_missing_or_foreign_checkpoint_says_so(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(ModelError, match="has format None"):
         load_face(tmp_path / "other.safetensors")
+
+
+def test_a_performer_takes_the_steps_it_is_asked_for() -> None:
+    """One step of two is another motion; as many as were taught is the usual one."""
+    weights = random_face()
+    usual, both, one = (Performer(weights, [Part()], steps=steps).play(2)[0] for steps in (0, 2, 1))
+
+    assert np.array_equal(usual, both)
+    assert np.abs(usual - one).max() > 1e-3

@@ -120,7 +120,7 @@ def examine(weights: FaceWeights, *, drift_minutes: float = 0.0, told: Callable[
     return report
 
 
-def _play(weights: FaceWeights, said: Sequence[Sentence], **switches: bool) -> list[Motion]:
+def _play(weights: FaceWeights, said: Sequence[Sentence], **switches: Any) -> list[Motion]:
     """Every sentence, `_TOGETHER` at a time, cut to its own length."""
     played: list[Motion] = []
     for at in range(0, len(said), _TOGETHER):
@@ -320,16 +320,23 @@ def ablations(
     weights: FaceWeights, said: Sequence[Sentence], own: Sound, person: Sound, *, told: Callable[[str], None]
 ) -> dict[str, Any]:
     """What each part is worth: the same figures with it and without."""
-    table: dict[str, Any] = {"refiner": {}}
-    for name, on in (("on", True), ("off", False)):
-        told(f"refiner {name}")
-        lips = lip_figures(said, _play(weights, said, refined=on))
-        acted = Performer(weights, _parts(own, person), refined=on).play(chunks_of(60))
-        table["refiner"][name] = {
-            "lip_corr": lips["lip_corr"],
-            "bilabial_closed": lips["bilabial_closed"],
-            "boundary_jump_ratio": round(boundary_jump_ratio(acted, weights), 3),
-        }
+    switches: dict[str, dict[str, dict[str, Any]]] = {
+        "refiner": {"on": {"refined": True}, "off": {"refined": False}},
+        # What the governor's level `coarse` takes; its keys are those of pure noise, which training never kept.
+        "steps": {"2": {}, "1": {"steps": 1}},
+    }
+    table: dict[str, Any] = {}
+    for part, ways in switches.items():
+        table[part] = {}
+        for name, switch in ways.items():
+            told(f"{part} {name}")
+            lips = lip_figures(said, _play(weights, said, **switch))
+            acted = Performer(weights, _parts(own, person), **switch).play(chunks_of(60))
+            table[part][name] = {
+                "lip_corr": lips["lip_corr"],
+                "bilabial_closed": lips["bilabial_closed"],
+                "boundary_jump_ratio": round(boundary_jump_ratio(acted, weights), 3),
+            }
     return table
 
 
