@@ -13,7 +13,7 @@ import pytest
 from duplexd.errors import ConfigError, ModelError
 from duplexd.models.face.drawing.character import Character, character_names, load_character
 from duplexd.models.face.drawing.picture import Studio
-from duplexd.models.face.drawing.portrait import Portrait
+from duplexd.models.face.drawing.portrait import Portrait, _Lips
 from duplexd.models.face.motion import CHANNELS, Channel, Motion
 
 SIZE = 192
@@ -60,6 +60,32 @@ def test_every_channel_can_be_seen(mira: Portrait, channel: str) -> None:
     still, moved = drawn(mira, **base), drawn(mira, **base, **{channel: amount})
 
     assert (np.abs(still - moved).max(2) > 12).sum() > 12, f"{channel} changes nothing one could see"
+
+
+@pytest.mark.parametrize("name", character_names())
+def test_a_wide_mouth_shows_a_tongue_at_rest(name: str) -> None:
+    """Below the dark of an open mouth lies something red and not dark, above the lower teeth."""
+    portrait = Portrait(load_character(name))
+
+    def red(**changes: float) -> int:
+        """Pixels of a tongue's colour on the middle line of the opening."""
+        line = drawn(portrait, yaw=0, sway=0, **changes)[330:420, 246:266]
+        blue, green, red_ = line[:, :, 0], line[:, :, 1], line[:, :, 2]
+        dark = red_ < 90
+        below = np.cumsum(dark, 0) >= 3
+        white = (green > 190).cumsum(0) > 0
+        return int((below & ~dark & (red_ - green > 60) & (red_ < 200) & (blue < 130) & ~white).sum())
+
+    assert red(opening=0.75, jaw=0.7, lift=0.2) > 30
+
+
+def test_rounded_lips_are_round() -> None:
+    """Two thirds of the way to a corner the lower lip hangs nearly as low as in its middle: it has no point."""
+    motion = dict.fromkeys(Channel, 0.0) | {Channel.OPENING: 0.24, Channel.PUCKER: 0.9, Channel.WIDTH: -0.5}
+    lips = _Lips(motion, 1.0, 1.0)
+    corner, side, middle = (float(lips.outer_bottom[index, 1]) for index in (0, 1, 3))
+
+    assert (side - corner) / (middle - corner) > 0.72
 
 
 def test_a_shut_mouth_hides_teeth_and_tongue(mira: Portrait) -> None:
