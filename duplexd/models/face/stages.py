@@ -381,11 +381,11 @@ class Decoder:
             "decode", Role.DECODE, lane, PayloadKind.LATENT, PayloadKind.IMAGE,
             CostModel(700, 0, 7_600), load=0.19,
         )  # fmt: skip
-        self._painter = Painter(size=size, frames_max=CHUNK_FRAMES, portraits_max=characters_max)
+        self.painter = Painter(size=size, frames_max=CHUNK_FRAMES, portraits_max=characters_max)
 
     def load(self, arena: Any) -> None:
         self._motion: Tensor = arena.field("motion", "motion")
-        self._painter.start()
+        self.painter.start()
 
     def run(self, jobs: Sequence[DecodeJob], media: Any) -> list[DecodeResult | Failed]:
         return [self._decode(job, media) for job in jobs]
@@ -395,7 +395,7 @@ class Decoder:
             return Failed(job.session, f"frames {job.first} to {job.stop} of {CHUNK_FRAMES}, every {job.stride}th")
         motion = self._motion[job.motion].cpu().numpy()[job.first : job.stop : job.stride]
         try:
-            pictures = self._painter.draw(job.character, motion)
+            pictures = self.painter.draw(job.character, motion)
         except ModelError as error:
             return Failed(job.session, str(error))
         for at, picture in enumerate(pictures):
