@@ -33,7 +33,8 @@ from duplexd.media import tones
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 
 WHITE = 170  #: luma above this is a flash: the clock's face is 110 or 235, limited range
-OPEN = 0.02  #: dark share above which the pocket face's lips are apart
+#: Dark share above which the pocket face's lips are apart: from an opening of 0.3 on ("eh", "oh", "ah", not "ee").
+OPEN = 0.012
 PAIR_WITHIN = Nanos(240 * NANOS_PER_MS)  #: half of the clock's word: a tone and a flash further apart belong to others
 FRAMES_PER_SECOND = 25
 MOVED_WITHIN = Nanos(1000 * NANOS_PER_MS)  #: before a stop
@@ -51,10 +52,10 @@ QUERY = "auto=1&mic=0"
 TOPICS = ("Tell me about the ocean.", "What is the sun?", "Tell me about bees.", "What is music?")
 
 #: Keeps when each shown frame was due on the screen (ms of performance.now), its RTP timestamp, its middle's luma, and
-#: the share of dark pixels where the pocket face has its mouth: at most 0.006 in ten idle seconds, 0.06 wide open.
+#: the share of dark pixels where the pocket face has its mouth: at most 0.007 in ten idle seconds, 0.05 at half open.
 _WATCH = """() => {
     const video = document.getElementById("video");
-    const pen = new OffscreenCanvas(64, 64).getContext("2d", { willReadFrequently: true });
+    const pen = new OffscreenCanvas(128, 128).getContext("2d", { willReadFrequently: true });
     const lumas = (...box) => {
         const { data } = pen.getImageData(...box);
         const luma = (at) => 0.299 * data[at] + 0.587 * data[at + 1] + 0.114 * data[at + 2];
@@ -62,10 +63,10 @@ _WATCH = """() => {
     };
     window.framesSeen = [];
     const step = (now, { expectedDisplayTime, rtpTimestamp }) => {
-        pen.drawImage(video, 0, 0, 64, 64);
-        const mouth = lumas(24, 37, 17, 10);
+        pen.drawImage(video, 0, 0, 128, 128);
+        const mouth = lumas(48, 74, 34, 20);
         const dark = mouth.filter((luma) => luma < 70).length / mouth.length;
-        framesSeen.push([expectedDisplayTime, rtpTimestamp, lumas(32, 32, 1, 1)[0], dark]);
+        framesSeen.push([expectedDisplayTime, rtpTimestamp, lumas(64, 64, 1, 1)[0], dark]);
         if (framesSeen.length > 60_000) framesSeen.splice(0, 30_000);
         video.requestVideoFrameCallback(step);
     };
