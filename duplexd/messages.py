@@ -251,7 +251,8 @@ class PersonSeen(Message, frozen=True):
     """What the camera shows of the person, at most five times a second, when it has changed."""
 
     present: bool
-    x: float = 0.0  #: -1..1 from the middle, as the character sees it; to its right is positive
+    #: -1..1 from the middle, as the character sees it; to its own right is positive, which is the left of its picture.
+    x: float = 0.0
     y: float = 0.0  #: up is positive
 
 

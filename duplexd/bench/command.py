@@ -159,12 +159,13 @@ def run_face(options: argparse.Namespace) -> int:
     from importlib.metadata import entry_points
 
     from duplexd.bench import recordings
+    from duplexd.bench.face import UNSEEN
     from duplexd.bench.face import bench as seen
 
     # By entry point: nothing imports models.
     (examination,) = entry_points(group="duplexd.benches", name="face")
     people = [recording.audio() for recording in recordings.load("reader")]
-    report = {} if options.no_browser else asyncio.run(seen())
+    report = UNSEEN if options.no_browser else asyncio.run(seen())
     return _publish(examination.load()(drift_minutes=options.drift_minutes, people=people) | report, options.json)
 
 

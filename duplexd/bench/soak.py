@@ -1,9 +1,11 @@
 """`duplexd bench soak`: minutes of talk and many visits. What does the daemon hold at the end that it did not before?
 
 1. One person talks without a break: a spoken question, a typed one that is stopped, a spoken one that is interrupted by
-   voice. After each round, in silence, the memory of both processes is read (resident, shared memory included).
+   voice. After each round, in silence, the memory of the processes is read: front end, engine and the one that draws
+   (resident, shared memory included).
 2. Growth is the slope of a line through the second half of the readings: the first half fills caches.
-3. Of each round: pictures that arrived a second, and how far the voice was ahead of them, by the browser's own measure.
+3. Of each round: pictures that arrived a second, and how far the voice was ahead of them, by the browser's own measure;
+   of both the median of each half, the worst twentieths and the slope.
 4. Then the page is opened and closed `connects` times. What is held with nobody there is compared with what was held
    after the first visit.
 """
@@ -26,6 +28,7 @@ from duplexd.units import NANOS_PER_SECOND
 
 REPLY_LIMIT_S = 20.0
 QUIET_S = 3.5  #: figures of the engine come once a second; a session's close is in them by then
+PROCESSES = ("frontend", "engine", "painter")
 _RESIDENT = re.compile(r"VmRSS:\s+(\d+) kB")
 
 
@@ -53,8 +56,8 @@ async def bench(*, minutes: float, connects: int, model: str) -> dict[str, Any]:
             "interruptions": int(metrics["duplexd_engine_interruptions"]),
             "unanswered": sum(int(reading["unanswered"]) for reading in readings),
             "connects": connects,
-            "memory_mb": {name: _memory(readings, name) for name in stage.daemon.processes()},
-            "pictures": {name: _halves(readings, name) for name in ("fps", "skew_ms")},
+            "memory_mb": {name: memory_of(readings, name) for name in PROCESSES if any(name in r for r in readings)},
+            "pictures": {name: course_of(readings, name) for name in ("fps", "skew_ms")},
             "not_returned": {name: [before[name], after[name]] for name in before if before[name] != after[name]},
             "held": after,
             "model": model,
@@ -117,17 +120,38 @@ def resident_mb(pid: int) -> float:
     return round(int(found.group(1)) * 1024 / 1e6, 1)
 
 
-def _halves(readings: list[dict[str, float]], name: str) -> dict[str, float | None]:
-    """Median of each half of the rounds."""
+def course_of(readings: list[dict[str, float]], name: str) -> dict[str, float | None]:
+    """How a figure of the rounds went: median of each half, slope of a line through the second half (a minute), and the
+    worst twentieth on both sides. All None where no round has it.
+    """
     middle = len(readings) // 2
-    halves = {"first_half": readings[:middle], "second_half": readings[middle:]}
+    all_, first, second = (
+        [reading for reading in rounds if name in reading]
+        for rounds in (readings, readings[:middle], readings[middle:])
+    )
     return {
-        half: percentile([reading[name] for reading in rounds if name in reading], 0.5)
-        for half, rounds in halves.items()
+        "first_half": percentile([reading[name] for reading in first], 0.5),
+        "second_half": percentile([reading[name] for reading in second], 0.5),
+        "slope_per_minute": _slope(second, name) if second else None,
+        "p05": percentile([reading[name] for reading in all_], 0.05),
+        "p95": percentile([reading[name] for reading in all_], 0.95),
     }
 
 
-def _memory(readings: list[dict[str, float]], name: str) -> dict[str, float]:
-    half = readings[len(readings) // 2 :]
-    slope = float(np.polyfit([r["minute"] for r in half], [r[name] for r in half], 1)[0]) if len(half) > 1 else 0.0
-    return {"first": readings[0][name], "last": readings[-1][name], "growth_per_minute": round(slope, 2)}
+def memory_of(readings: list[dict[str, float]], name: str) -> dict[str, float]:
+    """Of a process, MB; one that came later or went away (the painter) is read while it was there."""
+    there = [reading for reading in readings if name in reading]
+    half = [reading for reading in readings[len(readings) // 2 :] if name in reading]
+    return {
+        "first": there[0][name],
+        "last": there[-1][name],
+        "highest": max(reading[name] for reading in there),
+        "growth_per_minute": _slope(half, name),
+    }
+
+
+def _slope(readings: list[dict[str, float]], name: str) -> float:
+    if len(readings) < 2:
+        return 0.0
+    slope = np.polyfit([reading["minute"] for reading in readings], [reading[name] for reading in readings], 1)[0]
+    return round(float(slope), 2)

@@ -17,13 +17,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from duplexd.channel import PICTURES_PER_SLOT
 from duplexd.engine.chunk import Chunk, ChunkState
+from duplexd.engine.feeling import mood_of
 from duplexd.engine.governor import HUSHED, LEVELS, Fidelity, Governor
 from duplexd.engine.monitor import Monitor
 from duplexd.engine.ownvoice import OwnVoice
@@ -66,6 +67,7 @@ from duplexd.streams.stage import (
 from duplexd.units import (
     INPUT_RATE,
     Nanos,
+    Span,
     Ticks,
     samples_from_ticks,
     ticks_from_ms,
@@ -86,6 +88,11 @@ PART_FRAMES_MAX = 4  #: of a chunk that are drawn at once
 SHOWN_MIN = 3  #: frames that a chunk is worth being made for, while the voice behind them is not known yet
 #: Of the person's ring: copies that are on their way may overwrite the oldest of it while a stage reads.
 RING_GUARD = INPUT_RATE
+#: Chunks of its own voice that a face has not heard yet, each of which holds an output slot. At the bound it misses the
+#: newest: half of a session's slots are the voice's own, whatever becomes of the face.
+UNHEARD_MAX = 4
+MOODS_MAX = 64  #: chunks of voice whose mood is remembered: more than a ring of six seconds holds
+MOOD_LINGERS = ticks_from_ms(1000)  #: after the last word
 THOUGHT = 0.6  #: how much a face shows that it is thinking
 PictureFact = ViewStarted | ViewEnded | VoicePlaced | VoiceStopped | FramesSent | PersonSeen | PictureShortage
 PICTURE_FACTS = (ViewStarted, ViewEnded, VoicePlaced, VoiceStopped, FramesSent, PersonSeen, PictureShortage)
@@ -179,13 +186,16 @@ class Face:
         self._motions: dict[ChunkId, _Motion] = {}  # as the histories hold them
         self._drawn: dict[ChunkId, _Drawn] = {}
         self._flights: dict[WorkId, _Flight] = {}
-        # Own voice on its way into the ring: at most the output slots, each holds one. At that bound the voice waits.
+        # Own voice on its way into the ring, at most `UNHEARD_MAX` with what a lane has.
         self._unheard: deque[PublishChunk] = deque()
         self._unheard_since = now
         self._input: tuple[Ticks, Nanos] | None = None  # newest sound of the person: its end, and when that was
         self._origin: Nanos | None = None
         self._sent = Ticks(0)
         self._condition = dict.fromkeys(self._plan.conditions, 0.0)
+        # What chunks of the voice feel, by position; looked up only while a chunk lies in the ring or is on its way.
+        self._moods: deque[tuple[Span, Mapping[str, float]]] = deque(maxlen=MOODS_MAX)
+        self._felt_until = Ticks(0)  # pts up to which a mood stays although nothing is said
         self._due: Nanos | None = None  # when a chunk is begun with whatever voice is known
         self._flowing = False  # frames follow each other: what is missing between them was dropped
         self._viewed_since = now
@@ -212,7 +222,7 @@ class Face:
             case FramesSent():
                 self._sent = Ticks(max(self._sent, fact.until))
             case PersonSeen():
-                self._feel(look_x=fact.x if fact.present else 0.0, look_y=fact.y if fact.present else 0.0)
+                self._look_at(fact)
                 self._monitor.note(now, self.id, "person_seen" if fact.present else "person_gone")
             case PictureShortage():
                 self._governor.note_sent(fact.share)
@@ -221,10 +231,16 @@ class Face:
         """The person's sound up to `span.end` was said at `captured_at`."""
         self._input = (fact.span.end, fact.captured_at)
 
-    def overhear(self, news: PublishChunk, now: Nanos) -> None:
-        """The voice is about to be sent: the face hears it first, from the slot that carries it."""
+    def overhear(self, news: PublishChunk, clause: str, now: Nanos) -> None:
+        """The voice is about to be sent: the face hears it first, from the slot that carries it. `clause`: whose words
+        it says; they give the mood of what is seen with it.
+        """
         if not self.viewed or self.ended:
             return
+        if len(self._unheard) + sum(len(flight.voice) for flight in self._flights.values()) >= UNHEARD_MAX:
+            self._monitor.count("face_voice_missed")  # Its lane is stuck: better a deaf face than a voice that waits.
+            return
+        self._moods.append((news.span, mood_of(clause, self._plan.moods)))
         if not self._unheard:
             self._unheard_since = now
         self._stores.overhear(news.slot)
@@ -234,6 +250,8 @@ class Face:
     def advance(self, epoch: Epoch, at: Ticks) -> None:
         """An interruption of the voice. Where it stopped is told by `VoiceStopped`; the pictures are cut then."""
         self.voice.advance(epoch, at)
+        self._moods.clear()  # Positions are given again; and who is interrupted stops laughing.
+        self._felt_until = Ticks(0)
         for news in [news for news in self._unheard if news.epoch != epoch]:
             self._unheard.remove(news)
             self._stores.overheard(news.slot)
@@ -241,6 +259,29 @@ class Face:
     def show(self, state: TurnState) -> None:
         """What the conversation is doing, as far as a face shows it."""
         self._feel(thought=THOUGHT if state is TurnState.THINKING else 0.0)
+
+    def _look_at(self, fact: PersonSeen) -> None:
+        """Eyes go to where the person is, as far as the family's eyes were taught to turn.
+
+        A face looks out of the picture: what is to its own right is on the left of whoever looks at it, and `look_x`
+        counts to the right of the picture.
+        """
+        far = self._plan.look_max
+        x, y = (-fact.x, fact.y) if fact.present else (0.0, 0.0)
+        self._feel(look_x=min(far, max(-far, x)), look_y=min(far, max(-far, y)))
+
+    def _feel_words(self, start: Ticks) -> None:
+        """The mood of a chunk at `start`: that of the clause said in its middle, or at its beginning. It stays for a
+        moment after its last word, whether silence follows or words without a mood.
+        """
+        middle = Ticks(start + self._plan.chunk // 2)
+        said = next((at for pts in (middle, start) if (at := self.voice.said_at(pts)) is not None), None)
+        mood = None if said is None else next((mood for span, mood in self._moods if said in span), None)
+        if mood:
+            self._felt_until = Ticks(start + self._plan.chunk + MOOD_LINGERS)
+        elif start < self._felt_until:
+            return
+        self._feel(**(dict.fromkeys((words.mood for words in self._plan.moods), 0.0) | dict(mood or {})))
 
     def _feel(self, **given: float) -> None:
         """A new version of the condition, taken at the next chunk's boundary."""
@@ -395,6 +436,7 @@ class Face:
             self._skip(playback)
             frames = self._frames_known(pipeline.fidelity, playback, now)
             pipeline.length = Ticks(frames * plan.frame) if frames else None
+            self._feel_words(timeline.generation)
 
     @property
     def _fidelity(self) -> Fidelity:

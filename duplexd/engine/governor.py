@@ -1,5 +1,4 @@
-"""The governor: how much face there is time for. The voice waits for it in one case: every output slot is still to be
-overheard.
+"""The governor: how much face there is time for. The voice never waits for it.
 
 1. Once a second it looks at what became of the frames that were planned. Frames that came late or were never made,
    a lane without time left, or a front end that cannot encode, cost a level when they last for two looks, or at once

@@ -129,6 +129,13 @@ class OwnVoice:
         end = self._end(live)
         return end if end > playback - DRY_AFTER else None
 
+    def said_at(self, pts: Ticks) -> Ticks | None:
+        """The position in this epoch's voice that stands at a pts; None where none of it is known to."""
+        for piece in reversed(self._pieces):
+            if piece.epoch == self.epoch and self._begin(piece) <= pts < self._heard_until(piece):
+                return Ticks(pts - piece.shift)
+        return None
+
     def heard_at(self, pts: Ticks) -> bool:
         """Something stands at this pts or after it."""
         return any(self._heard_until(piece) > max(pts, self._begin(piece)) for piece in self._pieces)

@@ -132,6 +132,7 @@ class Reply:
         self._splitter = ClauseSplitter()
         self._calls = CallFilter()
         self._token_ends: list[int] = []
+        self._clauses: list[tuple[Ticks, str]] = []  # where each begins; no more than the reply's tokens
         self._sentences_max = sentences_max
         self._words_enough = words_enough
         self._tokens_max = tokens_max
@@ -225,6 +226,7 @@ class Reply:
         ]
         self.words += words
         self.spoken.append(SpokenClause(clause, latents, start, result.length))
+        self._clauses.append((start, clause.text))
         self.talked_until = Ticks(start + result.length)
         return words
 
@@ -251,6 +253,10 @@ class Reply:
     @property
     def all_planned(self) -> bool:
         return self.all_talked and self.unplanned() is None
+
+    def clause_at(self, position: Ticks) -> str:
+        """The words of the clause that is said at a position; '' before the first."""
+        return next((text for start, text in reversed(self._clauses) if start <= position), "")
 
     def text_between(self, first: int, end: int) -> str:
         """The reply's text behind word `first - 1`, up to the end of word `end - 1`."""

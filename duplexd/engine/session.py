@@ -930,7 +930,7 @@ class Session:
         )
         self._emit(news)
         if self.face is not None:
-            self.face.overhear(news, now)
+            self.face.overhear(news, reply.clause_at(chunk.span.start), now)
         chunk.slot = -1  # The front end owns it now.
 
     # The reply's life ----------------------------------------------------------------------------------------------

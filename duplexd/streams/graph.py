@@ -50,6 +50,15 @@ class Dialect(Protocol):
     def stream(self) -> TextStream: ...
 
 
+class MoodWords(msgspec.Struct, frozen=True):
+    """Words that tell one mood of a face (engine/feeling.py), in lower case."""
+
+    mood: str  #: one of the face's conditions
+    sure: tuple[str, ...]  #: tell it wherever they stand
+    mild: tuple[str, ...] = ()  #: tell it where somebody speaks of themselves or to somebody
+    asked: str = ""  #: what is felt where they are asked after; '': nothing
+
+
 class FacePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the core must know of a family's face. Lengths of sound and motion are whole frames.
 
@@ -63,7 +72,10 @@ class FacePlan(msgspec.Struct, frozen=True, kw_only=True):
     frames: int  #: of a chunk
     frame_tokens: int  #: of one frame in a history
     history: HistoryShape
-    conditions: tuple[str, ...]  #: names of a condition's numbers: moods, `look_x`, `look_y`
+    #: Names of a condition's numbers: moods, `look_x` and `look_y` (+ to the right of the picture, + up).
+    conditions: tuple[str, ...]
+    look_max: float  #: the furthest `look_x` and `look_y` the family was taught, 0..1
+    moods: tuple[MoodWords, ...]  #: what words say a mood; none: it speaks with a straight face
     voice_before: Ticks  #: how much of its own voice before a chunk is heard, what an encoder looks back included
     voice_after: Ticks  #: how far beyond a frame its own voice is heard
     listen_delay: Ticks  #: between the end of the person's sound that is heard and the chunk
@@ -163,5 +175,14 @@ def _check(plan: ModelPlan) -> None:
         raise ValueError(f"model {plan.name}: its ears read further back than its ring of {plan.ring_samples} samples")
     for role in (Role.COPY, Role.LISTEN, Role.THINK, Role.TALK, Role.RENDER):
         plan.need(role)
-    for role in FACE_ROLES if plan.face is not None else ():
+    if plan.face is not None:
+        _check_face(plan, plan.face)
+
+
+def _check_face(plan: ModelPlan, face: FacePlan) -> None:
+    for role in FACE_ROLES:
         plan.need(role)
+    for words in face.moods:
+        for name in (words.mood, words.asked):
+            if name and name not in face.conditions:
+                raise ValueError(f"model {plan.name}: words tell {name!r}; its face has {', '.join(face.conditions)}")

@@ -19,11 +19,13 @@ other lane.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -334,6 +336,7 @@ class HostLane(_QueuedLane):
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        self._name_thread()
         self._lower_priority()
         while (entry := self._next()) is not None:
             self._run(entry)
@@ -355,6 +358,11 @@ class HostLane(_QueuedLane):
                 return None
             self._running_since = self._now()
             return self._queue.popleft()
+
+    def _name_thread(self) -> None:
+        """So that the lane is told apart in a list of threads, and its processor time can be read (Linux)."""
+        with contextlib.suppress(OSError):
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(self._thread.name[:15])
 
     def _lower_priority(self) -> None:
         if self.priority < 0:

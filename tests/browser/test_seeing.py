@@ -80,11 +80,12 @@ def test_a_stop_stills_the_mouth_and_the_next_reply_moves_it_again() -> None:
         async with seen() as (stage, eye):
             stopped = await face.measure_stops(stage, eye, count=6)
             skews = await face.measure_skew(stage, eye, replies=1)
-            print(f"last white frame after a stop: {[round(ms) for ms in stopped]} ms")
+            print(f"last white frame after a stop: {[round(ms) for ms in stopped.each_ms]} ms")
 
-            assert len(stopped) == 6  # The mouth had moved before each of them; else nothing was measured.
-            assert max(stopped) > 0  # Some fell into a tone.
-            assert max(stopped) <= STOP_MS
+            assert stopped.still == 0  # The mouth had moved before each of them; else nothing was measured.
+            assert max(stopped.each_ms) > 0  # Some fell into a tone.
+            assert max(stopped.each_ms) <= STOP_MS
+            assert (stopped.moved_again, stopped.replies) == (6, 6)
             assert len(skews.each_ms) >= 0.9 * skews.tones >= 10
 
     run(story)

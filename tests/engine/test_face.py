@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from duplexd.engine.face import DRAWN_IDLE, DRAWN_VOICE
+from duplexd.engine.feeling import SURE
 from duplexd.engine.governor import LEVELS
 from duplexd.engine.replay import replay
 from duplexd.engine.simulator import SimListener
@@ -32,10 +33,13 @@ from duplexd.messages import (
     ResponseState,
     SessionClosed,
 )
+from duplexd.models.clock import plan as clock_plan
 from duplexd.models.clock.face import WHITE
 from duplexd.models.clock.flash import FRAME, FRAMES, HISTORY
+from duplexd.streams.graph import MoodWords
 from duplexd.streams.stage import CostModel, DecodeJob, Failed, GenerateJob, OverhearJob, RefineJob
 from duplexd.units import NANOS_PER_MS, Ticks
+from tests.engine import simulation as simulations
 from tests.engine.simulation import Simulation, beep, heard_words, ms
 from tests.engine.test_trace import traced
 
@@ -356,6 +360,23 @@ def test_while_a_first_sound_is_awaited_there_are_fewer_pictures() -> None:
     assert simulation.core.governor.level == 0
 
 
+def test_a_face_that_cannot_listen_costs_the_voice_nothing() -> None:
+    """What hears the voice for the face takes five seconds a piece, and there are six output slots: every word is heard
+    without a gap, and what the face missed is counted.
+    """
+    simulation, (person,) = watched(until_ms=12_000)
+    slow(simulation, overhear=5_000_000)
+    slots = simulation.core.stores.out_slots
+    while len(slots) > 6:
+        slots.pop()
+    person.type("say 12", at=ms(1500), key="a")
+    simulation.run()
+
+    assert heard_words(person) == list(range(12))
+    assert person.line.playout.underruns == 0
+    assert simulation.core.monitor["face_voice_missed"] > 0
+
+
 # Conditions ----------------------------------------------------------------------------------------------------------
 
 
@@ -373,8 +394,30 @@ def test_where_the_person_is_counts_from_the_next_chunk_on() -> None:
     seen = [next(iter(both))[1] for _, both in sorted(felt.items())]
 
     assert all(len(both) == 1 for both in felt.values())
-    assert list(dict.fromkeys(seen)) == [0.0, 0.2, -0.5, 0.9]
+    # The character looks out of the screen: somebody to its right is on the left of its picture. Eyes go no further
+    # than they were taught to.
+    assert list(dict.fromkeys(seen)) == [0.0, -0.2, 0.5, -0.6]
     assert seen[-1] == 0.0
+
+
+def test_who_is_interrupted_stops_laughing(monkeypatch: Any) -> None:
+    """Every word of the reply is a merry one, until the person stops it: the next chunk that is begun feels nothing."""
+
+    def plan(options: Any) -> Any:
+        found = clock_plan(options)
+        moods = (MoodWords("joy", sure=tuple(f"0-{word}" for word in range(12))),)
+        found.face = msgspec.structs.replace(found.face, conditions=("joy", *found.face.conditions), moods=moods)
+        return found
+
+    monkeypatch.setattr(simulations, "clock_plan", plan)
+    simulation, (person,) = watched()
+    person.type("say 12", at=ms(1500), key="a")
+    person.stop(at=ms(5000))
+    simulation.run()
+    joys = [(at, job.mood[0]) for at, job in jobs(simulation, GenerateJob)]
+
+    assert {joy for at, joy in joys if 3500 < at < 5000} == {SURE}
+    assert {joy for at, joy in joys if at > 5100} == {0.0}
 
 
 # Bounds, faults, leaving ---------------------------------------------------------------------------------------------

@@ -67,6 +67,21 @@ def test_positions_of_a_dead_epoch_are_not_heard_where_the_new_one_lies() -> Non
     assert heard(voice) == {100 + at: at for at in range(30)} | {270 + at: at for at in range(30, 70)}
 
 
+def test_it_tells_which_position_stands_where() -> None:
+    """Of the living epoch, where it is sent: what is cut, muted or not there yet has no words at that time."""
+    voice = OwnVoice(kept=Ticks(1000))
+    voice.learn(E0, span(0, 60), last=False)
+    voice.place(E0, Ticks(0), Ticks(100))
+    voice.stop(Ticks(140))
+    voice.place(E0, Ticks(25), Ticks(200))
+
+    assert [voice.said_at(Ticks(pts)) for pts in (99, 100, 139, 140, 200, 234, 235)] == [
+        None, 0, 39, None, 25, 59, None,
+    ]  # fmt: skip
+    voice.advance(E1, Ticks(30))
+    assert voice.said_at(Ticks(120)) is None
+
+
 def test_it_waits_for_a_voice_that_goes_on_and_not_for_one_that_is_over_or_dry() -> None:
     voice = OwnVoice(kept=Ticks(100))
     assert voice.awaited_from(Ticks(0)) is None

@@ -13,7 +13,7 @@ import pytest
 from duplexd.errors import ConfigError, ModelError
 from duplexd.models.face.drawing.character import Character, character_names, load_character
 from duplexd.models.face.drawing.picture import Studio
-from duplexd.models.face.drawing.portrait import Portrait
+from duplexd.models.face.drawing.portrait import Portrait, _Lips
 from duplexd.models.face.motion import CHANNELS, Channel, Motion
 
 SIZE = 192
@@ -62,6 +62,32 @@ def test_every_channel_can_be_seen(mira: Portrait, channel: str) -> None:
     assert (np.abs(still - moved).max(2) > 12).sum() > 12, f"{channel} changes nothing one could see"
 
 
+@pytest.mark.parametrize("name", character_names())
+def test_a_wide_mouth_shows_a_tongue_at_rest(name: str) -> None:
+    """Below the dark of an open mouth lies something red and not dark, above the lower teeth."""
+    portrait = Portrait(load_character(name))
+
+    def red(**changes: float) -> int:
+        """Pixels of a tongue's colour on the middle line of the opening."""
+        line = drawn(portrait, yaw=0, sway=0, **changes)[330:420, 246:266]
+        blue, green, red_ = line[:, :, 0], line[:, :, 1], line[:, :, 2]
+        dark = red_ < 90
+        below = np.cumsum(dark, 0) >= 3
+        white = (green > 190).cumsum(0) > 0
+        return int((below & ~dark & (red_ - green > 60) & (red_ < 200) & (blue < 130) & ~white).sum())
+
+    assert red(opening=0.75, jaw=0.7, lift=0.2) > 30
+
+
+def test_rounded_lips_are_round() -> None:
+    """Two thirds of the way to a corner the lower lip hangs nearly as low as in its middle: it has no point."""
+    motion = dict.fromkeys(Channel, 0.0) | {Channel.OPENING: 0.24, Channel.PUCKER: 0.9, Channel.WIDTH: -0.5}
+    lips = _Lips(motion, 1.0, 1.0)
+    corner, side, middle = (float(lips.outer_bottom[index, 1]) for index in (0, 1, 3))
+
+    assert (side - corner) / (middle - corner) > 0.72
+
+
 def test_a_shut_mouth_hides_teeth_and_tongue(mira: Portrait) -> None:
     assert np.array_equal(drawn(mira, teeth=0.0), drawn(mira, teeth=0.9, tongue=0.9))
 
@@ -73,11 +99,28 @@ def test_shut_lids_hide_the_iris(mira: Portrait) -> None:
     assert np.array_equal(drawn(mira, **shut), drawn(mira, gaze_x=0.9, **shut))
 
 
-def test_a_wild_motion_is_drawn_all_the_same(mira: Portrait) -> None:
-    picture = mira.draw(np.full(CHANNELS, 50.0, np.float32))
+@pytest.mark.parametrize("name", character_names())
+def test_every_picture_is_opaque(name: str) -> None:
+    """Whoever's face, at rest, looking aside, and in a motion that no face makes: a hole shows as white in a PNG."""
+    portrait = Portrait(load_character(name))
+    aside = rest(portrait.character, gaze_x=0.8, gaze_y=-0.5)
+    for motion in (rest(portrait.character), aside, np.full(CHANNELS, 50.0, np.float32)):
+        picture = portrait.draw(motion)
 
-    assert picture.shape == (SIZE, SIZE, 4)
-    assert int(picture[:, :, 3].min()) == 255
+        assert picture.shape == (512, 512, 4)
+        assert int(picture[:, :, 3].min()) == 255
+
+
+def test_eyes_that_look_to_the_right_stand_further_right_in_the_picture(mira: Portrait) -> None:
+    """The dark of both irises and pupils, left eye and right, moves towards the right edge."""
+    rows = slice(round(0.40 * SIZE), round(0.55 * SIZE))
+
+    def dark_at(gaze: float) -> float:
+        dark = 255 - drawn(mira, gaze_x=gaze)[rows].mean(2)
+        weight = np.clip(dark - 120, 0, None)
+        return float((weight * np.arange(SIZE)).sum() / weight.sum())
+
+    assert dark_at(0.6) > dark_at(0.0) + 0.5 > dark_at(-0.6) + 1.0
 
 
 def test_pictures_are_i420_of_limited_range() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,13 +14,15 @@ from faces import random_face, random_net
 
 from duplexd.errors import ModelError
 from duplexd.models.contract import Memory, check_plan
+from duplexd.models.face import contract
 from duplexd.models.face import performer as performers
 from duplexd.models.face.checkpoint import load_face, save_face
 from duplexd.models.face.contract import FaceSuite
 from duplexd.models.face.motion import CHUNK_FRAMES
 from duplexd.models.face.performer import Part, Performer
-from duplexd.models.face.stages import Generator, Refiner
+from duplexd.models.face.stages import Decoder, Generator, Overhear, Refiner
 from duplexd.streams.stage import Failed, GenerateJob
+from duplexd.units import Ticks
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +105,82 @@ def test_a_refiner_that_writes_the_draft_is_found_out(suite: FaceSuite, monkeypa
         suite.redo()
 
 
+class DrawsTheLastFrame(Decoder):
+    """A whole chunk is right; a part of it begins at the wrong frame."""
+
+    def _decode(self, job: Any, media: Any) -> Any:
+        return super()._decode(msgspec.structs.replace(job, first=0, stop=job.stop - job.first), media)
+
+
+class DrawsInAnotherSlot(Decoder):
+    def _decode(self, job: Any, media: Any) -> Any:
+        result = super()._decode(job, media)
+        media.write_picture(job.slot + 1, 0, media.pictures[job.slot, 0])
+        return result
+
+
+class KeepsPictures(Decoder):
+    def _decode(self, job: Any, media: Any) -> Any:
+        result = super()._decode(job, media)
+        self.past = [*getattr(self, "past", []), media.pictures[job.slot, 0].copy()]
+        return result
+
+
+class ForgetsWhereItStands(Overhear):
+    """It writes behind what it wrote last instead of where it is told to."""
+
+    at = 0
+
+    def run(self, jobs: Any, media: Any) -> Any:
+        for job in jobs:
+            result = super().run([msgspec.structs.replace(job, start=Ticks(2 * self.at))], media)
+            self.at += job.samples
+        return result
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "rule"),
+    [
+        ("Decoder", DrawsTheLastFrame, FaceSuite.decode_parts),
+        ("Decoder", DrawsInAnotherSlot, FaceSuite.decode_beside),
+        ("Decoder", KeepsPictures, FaceSuite.decode_claims),
+        ("Overhear", ForgetsWhereItStands, FaceSuite.overhear_again),
+        ("Overhear", ForgetsWhereItStands, FaceSuite.overhear_used),
+    ],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_a_broken_stage_at_either_end_is_found_out(
+    suite: FaceSuite,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    broken: type[Any],
+    rule: Callable[[FaceSuite], None],
+) -> None:
+    monkeypatch.setattr(contract, name, broken)
+    with pytest.raises(AssertionError):
+        rule(suite)
+
+
+def test_a_painter_that_takes_more_than_the_plan_says_is_found_out(
+    suite: FaceSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contract, "PAINTER_BYTES", 20_000_000)
+    with pytest.raises(AssertionError, match="20,000,000 are claimed"):
+        suite.decode_claims()
+
+
+def test_every_stage_of_the_face_keeps_six_rules() -> None:
+    """The names of what is tried, without trying it."""
+    suite = FaceSuite(random_face())
+    rules: dict[str, set[str]] = {}
+    for stage, rule, _ in suite.attempts():
+        rules.setdefault(stage, set()).add(rule)
+
+    assert {stage: len(found) for stage, found in rules.items()} == {
+        "generate, refine": 6, "overhear": 6, "decode": 6,
+    }  # fmt: skip
+
+
 def test_the_clock_keeps_its_contract_too() -> None:
     from duplexd.models.clock import plan
 
@@ -147,8 +226,6 @@ def test_a_start_between_frames_is_refused() -> None:
     window = history.begin(performers.ChunkId(9), history.epoch, fence=performer.fence())
     assert window is not None
     job = performer.job(GenerateJob, 0, performers.ChunkId(9), window)
-    import msgspec
-
     (result,) = performer.generator.run([msgspec.structs.replace(job, start=job.start + 1)], Memory())
 
     assert isinstance(result, Failed)
@@ -174,6 +251,8 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     assert back.shape == weights.shape
     assert back.generator_times == (1.0, 0.4)
     assert back.card == {"made": "at random"}
+    (tmp_path / "face.json").unlink()
+    assert load_face(tmp_path / "face.safetensors").card == {}
     for name, value in random_net(seed=2).state_dict().items():
         torch.testing.assert_close(back.refiner.state_dict()[name], value, atol=1e-3, rtol=1e-3)
 
@@ -186,3 +265,12 @@ def test_a_missing_or_foreign_checkpoint_says_so(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(ModelError, match="has format None"):
         load_face(tmp_path / "other.safetensors")
+
+
+def test_a_performer_takes_the_steps_it_is_asked_for() -> None:
+    """One step of two is another motion; as many as were taught is the usual one."""
+    weights = random_face()
+    usual, both, one = (Performer(weights, [Part()], steps=steps).play(2)[0] for steps in (0, 2, 1))
+
+    assert np.array_equal(usual, both)
+    assert np.abs(usual - one).max() > 1e-3

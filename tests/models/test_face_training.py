@@ -160,6 +160,18 @@ def test_lips_that_are_right_score_one_and_late_lips_are_told() -> None:
     assert late["lip_lag_frames"] == 2
 
 
+def test_the_onset_of_lips_counts_from_the_first_sound() -> None:
+    """Sound from 0.82 s on, lips apart from frame 22 (0.88 s) on; a mouth that stays shut is left out."""
+    said, _ = sentence(1)
+    voice = np.zeros(80 * 960, np.float32)
+    voice[round(0.82 * 24_000) :] = 0.1
+    said = msgspec.structs.replace(said, voice=voice)
+    gap = np.zeros(80, np.float32)
+    gap[22:] = 0.5
+
+    assert evaluate.onsets_ms([said, said], [gap, np.zeros(80, np.float32)]) == [pytest.approx(60.0, abs=0.1)]
+
+
 def test_lips_that_never_close_are_told() -> None:
     said, motion = sentence(1)
     motion[:, Channel.OPENING] = np.maximum(motion[:, Channel.OPENING], 0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -222,6 +223,16 @@ def test_an_inline_lane_refuses_to_wait() -> None:
 
     with pytest.raises(LedgerError, match="cannot wait"):
         lane.submit(lambda: None, waits=[fence])
+
+
+def test_a_lane_is_told_apart_in_a_list_of_threads(opened: Callable[..., HostLane]) -> None:
+    """Linux keeps 15 characters; benches read a lane's processor time by this name."""
+    ends = Ends()
+    opened("face", Fences(), ends).submit(
+        lambda: Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
+    )
+
+    assert [end.value for end in ends.wait(1)] == ["lane-face"]
 
 
 def test_a_lower_priority_lowers_the_threads_share(opened: Callable[..., HostLane]) -> None:

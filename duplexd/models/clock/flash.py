@@ -45,6 +45,8 @@ def face_plan(name: str) -> FacePlan | None:
         frame_tokens=1,
         history=HISTORY,
         conditions=("thought", "look_x", "look_y"),
+        look_max=0.6,
+        moods=(),
         voice_before=Ticks(0),
         voice_after=Ticks(0),
         listen_delay=ticks_from_ms(320),

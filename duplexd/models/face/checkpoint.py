@@ -1,4 +1,4 @@
-"""The face's weights: generator and refiner in one safetensors file, with the card's figures in its header.
+"""The face's weights: generator and refiner in one safetensors file, and their card, a JSON file of the same name.
 
 generator.*  refiner.*   float16, as trained
 mean  deviation          float32, of every channel: networks see motion minus mean, over deviation
@@ -33,7 +33,7 @@ class FaceWeights(msgspec.Struct, frozen=True):
     deviation: Tensor
     generator_times: tuple[float, ...]  #: noise times of the generator's steps; its history is kept at the last
     refiner_time: float
-    card: dict[str, Any]  #: how it was made
+    card: dict[str, Any]  #: how it was made (training/card.py); {}: nobody said
 
 
 def save_face(path: Path, weights: FaceWeights) -> None:
@@ -46,9 +46,15 @@ def save_face(path: Path, weights: FaceWeights) -> None:
         "shape": msgspec.json.encode(weights.shape).decode(),
         "generator_times": json.dumps(weights.generator_times),
         "refiner_time": json.dumps(weights.refiner_time),
-        "card": json.dumps(weights.card),
     }
     save_file(tensors, path, metadata=meta)
+    # Apart from the weights: it is read by people, and a word of it changes no byte of them.
+    card_of(path).write_text(json.dumps(weights.card, indent=1) + "\n")
+
+
+def card_of(path: Path) -> Path:
+    """Where the card of a checkpoint lies."""
+    return path.with_suffix(".json")
 
 
 def load_face(path: Path = CHECKPOINT, *, dtype: torch.dtype = torch.float32) -> FaceWeights:
@@ -85,5 +91,5 @@ def load_face(path: Path = CHECKPOINT, *, dtype: torch.dtype = torch.float32) ->
         deviation=tensors["deviation"].to(dtype),
         generator_times=tuple(json.loads(meta["generator_times"])),
         refiner_time=json.loads(meta["refiner_time"]),
-        card=json.loads(meta["card"]),
+        card=json.loads(card_of(path).read_text()) if card_of(path).exists() else {},
     )

@@ -6,8 +6,10 @@ its keys in a list, and a window is put together from those.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from duplexd.errors import ModelError
 from duplexd.ids import ChunkId, SlotId
 from duplexd.memory.histories import GENERATE, REFINE, HistoryStage
 from duplexd.models.contract import (
@@ -35,13 +38,14 @@ from duplexd.models.contract import (
 )
 from duplexd.models.face import audio
 from duplexd.models.face.checkpoint import FaceWeights, load_face
-from duplexd.models.face.drawing.character import load_character
+from duplexd.models.face.drawing.character import character_names, load_character
 from duplexd.models.face.identity import anchor_poses
 from duplexd.models.face.motion import CHUNK_FRAMES, CONDITION, Motion, condition
 from duplexd.models.face.net import FaceNet, Heard, Places, Reader, blended, velocity_step
+from duplexd.models.face.painter import PAINTER_BYTES
 from duplexd.models.face.performer import Part, Performer
 from duplexd.models.face.stages import VOICE_RATE, Decoder, Overhear, chunk_noise
-from duplexd.streams.stage import DecodeJob, GenerateJob, OverhearJob, RefineJob, Stage
+from duplexd.streams.stage import DecodeJob, Failed, GenerateJob, OverhearJob, RefineJob, Stage
 from duplexd.units import INPUT_RATE, Ticks
 
 #: Float32 on both ways, summed in another order, through eight chunks that build on each other.
@@ -80,14 +84,28 @@ class FaceSuite:
         )
 
     def findings(self) -> list[Finding]:
-        motion_rules: list[tuple[str, Callable[[], None]]] = [
-            (WHOLE, self.whole), (CAUSAL, self.causal), (MASKED, self.masked), (RESET, self.reset), (REDO, self.redo),
-            (CLAIMED, self.claimed),
-        ]  # fmt: skip
-        findings = [tried("generate, refine", rule, attempt) for rule, attempt in motion_rules]
-        findings.append(tried("overhear", WHOLE, self.overhear))
-        findings += [tried("decode", REDO, self.decode), tried("decode", CLAIMED, self.decode_keeps_nothing)]
-        return findings
+        return [tried(stage, rule, attempt) for stage, rule, attempt in self.attempts()]
+
+    def attempts(self) -> list[tuple[str, str, Callable[[], None]]]:
+        """Stage, rule and what raises when it is broken."""
+        rules = (WHOLE, CAUSAL, MASKED, RESET, REDO, CLAIMED)
+        by_stage: dict[str, tuple[Callable[[], None], ...]] = {
+            "generate, refine": (self.whole, self.causal, self.masked, self.reset, self.redo, self.claimed),
+            # Overhearing is a copy, drawing a function of one frame.
+            "overhear": (
+                self.overhear, self.overhear_in_any_order, self.overhear_beside, self.overhear_used,
+                self.overhear_again, self.overhear_claims,
+            ),
+            "decode": (
+                self.decode_parts, self.decode_causal, self.decode_beside, self.decode_fresh, self.decode,
+                self.decode_claims,
+            ),
+        }  # fmt: skip
+        return [
+            (stage, rule, attempt)
+            for stage, attempts in by_stage.items()
+            for rule, attempt in zip(rules, attempts, strict=True)
+        ]
 
     # Generator and refiner
 
@@ -227,6 +245,58 @@ class FaceSuite:
         heard = audio.valid_stretch(ring[0], start - 10, start + len(pcm), [(start, start + len(pcm))])
         same(heard, np.concatenate([np.zeros(10), pcm / 32768.0]), "what is read back", within=1e-6)
 
+    def overhear_in_any_order(self) -> None:
+        """What is said later changes nothing that lies there."""
+        ring, memory, stage = self._overhearing()
+        self._hear(stage, memory, 0, start=1000)
+        before = ring[0, 1000:9000].clone()
+        self._hear(stage, memory, 1, start=9000)
+        same(ring[0, 1000:9000], before, "what was said before")
+
+    def overhear_beside(self) -> None:
+        performer, memory, stage = self._overhearing_all()
+        before = Bytes(performer.arena)
+        self._hear(stage, memory, 0, start=1000)
+        before.check_only({"voice": {0}})
+
+    def overhear_used(self) -> None:
+        """In a ring that another session has used."""
+        ring, memory, stage = self._overhearing()
+        ring[0] = 0.25
+        self._hear(stage, memory, 0, start=1000)
+        same(ring[0, 1000:9000], memory.slots[0] / 32768.0, "a used ring", within=1e-6)
+
+    def overhear_again(self) -> None:
+        ring, memory, stage = self._overhearing()
+        self._hear(stage, memory, 0, start=1000)
+        before = ring[0, 1000:9000].clone()
+        ring[0, 1000:9000] = float("nan")
+        self._hear(stage, memory, 0, start=1000)
+        same(ring[0, 1000:9000], before, "heard again")
+
+    def overhear_claims(self) -> None:
+        ring, memory, stage = self._overhearing()
+        held = held_bytes(stage)
+        for turn in range(40):
+            self._hear(stage, memory, turn % 2, start=8000 * turn)
+        assert held_bytes(stage) == held, f"holds {held_bytes(stage) - held:,} bytes more after forty chunks"
+        assert bool(torch.isfinite(ring[0]).all()), "forty chunks do not fill the ring that is claimed"
+
+    def _overhearing_all(self) -> tuple[Performer, Memory, Overhear]:
+        performer, memory, stage = Performer(self.weights, self.parts), Memory(), Overhear()
+        stage.load(performer.arena)
+        rng = np.random.default_rng(2)
+        memory.slots = {slot: rng.integers(-9000, 9000, 8000).astype(np.int16) for slot in (0, 1)}
+        return performer, memory, stage
+
+    def _overhearing(self) -> tuple[Tensor, Memory, Overhear]:
+        performer, memory, stage = self._overhearing_all()
+        return performer.arena.field("voice", "pcm"), memory, stage
+
+    @staticmethod
+    def _hear(stage: Overhear, memory: Memory, slot: int, *, start: int) -> None:
+        result_of(stage, OverhearJob(*names(1), slot, SlotId(0), Ticks(2 * start), len(memory.slots[slot])), memory)
+
     def decode(self) -> None:
         performer, memory, stage = Performer(self.weights, self.parts), Memory(), Decoder()
         stage.load(performer.arena)
@@ -241,16 +311,79 @@ class FaceSuite:
         assert memory.pictures[0, 0].shape == (768, 512), f"pictures are {memory.pictures[0, 0].shape}"
         assert not np.array_equal(memory.pictures[0, 5], memory.pictures[20, 0]), "two characters look alike"
 
-    def decode_keeps_nothing(self) -> None:
+    def decode_parts(self) -> None:
+        """A chunk in three parts, the last of every second frame, is the chunk at once."""
+        performer, memory, stage = self._decoding()
+        result_of(stage, self._draw("mira", 0, 8, slot=0), memory)
+        for first, stop, slot in ((0, 3, 10), (3, 5, 20), (5, 8, 30)):
+            result_of(stage, self._draw("mira", first, stop, slot=slot), memory)
+            for frame in range(first, stop):
+                same(memory.pictures[slot, frame - first], memory.pictures[0, frame], f"picture {frame} of a part")
+        assert performer.frame[0] == CHUNK_FRAMES
+
+    def decode_causal(self) -> None:
+        """A picture is that of its own frame, whatever the others are."""
+        performer, memory, stage = self._decoding()
+        result_of(stage, self._draw("mira", 0, 8, slot=0), memory)
+        performer.arena.field("motion", "motion")[0, 4:] *= -1
+        result_of(stage, self._draw("mira", 0, 8, slot=10), memory)
+        for frame in range(4):
+            same(memory.pictures[10, frame], memory.pictures[0, frame], f"picture {frame} before a change")
+        assert not np.array_equal(memory.pictures[10, 4], memory.pictures[0, 4]), "another motion is drawn alike"
+
+    def decode_beside(self) -> None:
+        """One session beside another, and nothing is written but the slot that was given."""
+        performer, memory, stage = self._decoding()
+        result_of(stage, self._draw("mira", 0, 2, slot=0), memory)
+        before = Bytes(performer.arena)
+        jobs = [DecodeJob(*names(2), SlotId(1), "theo", 0, 2, 10), self._draw("mira", 0, 2, slot=20)]
+        for result in stage.run(jobs, memory):
+            assert not isinstance(result, Failed), result
+        before.check_only({})
+        assert set(memory.pictures) == {(slot, at) for slot in (0, 10, 20) for at in (0, 1)}, "a slot nobody gave"
+        same(memory.pictures[20, 1], memory.pictures[0, 1], "a picture beside another session's")
+
+    def decode_fresh(self) -> None:
+        """A painter that has drawn other people draws as a fresh one does."""
+        _, memory, stage = self._decoding()
+        for slot, name in enumerate(character_names()):
+            result_of(stage, self._draw(name, 0, 1, slot=slot), memory)
+        result_of(stage, self._draw("mira", 0, 1, slot=10), memory)
+        _, fresh_memory, fresh = self._decoding()
+        result_of(fresh, self._draw("mira", 0, 1, slot=10), fresh_memory)
+        same(memory.pictures[10, 0], fresh_memory.pictures[10, 0], "a picture of a fresh painter")
+
+    def decode_claims(self) -> None:
+        """The process that draws takes what the plan says, however much it has drawn."""
+        _, memory, stage = self._decoding()
+        for name in character_names():
+            result_of(stage, self._draw(name, 0, 8, slot=0), memory)
+        held, resident = held_bytes(stage), resident_bytes(stage.painter.pid)
+        for _ in range(3):
+            for name in character_names():
+                result_of(stage, self._draw(name, 0, 8, slot=0), memory)
+        now = resident_bytes(stage.painter.pid)
+        assert held_bytes(stage) == held, f"holds {held_bytes(stage) - held:,} bytes more after nine chunks"
+        assert now <= PAINTER_BYTES, f"the process that draws takes {now:,} bytes; {PAINTER_BYTES:,} are claimed"
+        assert now - resident <= PAINTER_BYTES // 20, f"it takes {now - resident:,} bytes more after nine chunks"
+
+    def _decoding(self) -> tuple[Performer, Memory, Decoder]:
         performer, memory, stage = Performer(self.weights, self.parts), Memory(), Decoder()
         stage.load(performer.arena)
         performer.chunk()
-        jobs = [DecodeJob(*names(1), SlotId(0), "mira", 0, 8, 0)]
-        result_of(stage, jobs[0], memory)
-        held = held_bytes(stage)
-        for _ in range(3):
-            result_of(stage, jobs[0], memory)
-        assert held_bytes(stage) == held, f"holds {held_bytes(stage) - held:,} bytes more after three chunks"
+        return performer, memory, stage
+
+    @staticmethod
+    def _draw(character: str, first: int, stop: int, *, slot: int) -> DecodeJob:
+        return DecodeJob(*names(1), SlotId(0), character, first, stop, slot)
+
+
+def resident_bytes(pid: int | None) -> int:
+    """Resident memory of a process. Raises ModelError when there is none."""
+    if pid is None:
+        raise ModelError("no process draws")
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _bursts(rng: np.random.Generator, samples: int, rate: int) -> npt.NDArray[np.float32]:

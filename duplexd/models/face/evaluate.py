@@ -6,9 +6,12 @@ filmed, so figures say how well the sound is followed, not how a person would lo
 
     lip_corr               opening against truth while something is said, all sentences together, at the best lag
     lip_lag_frames         that lag; + : the lips are late
+    lip_onset_offline_ms   from the first sound of a sentence to an opening of 0.3, of face and truth: a mouth
+                           that is in time is later than its voice by as much
     lip_corr_shuffled      the same against the truth of another sentence
     bilabial_closed        share of "p b m" at which the lips are seen shut (opening at most 0.06) within a frame
     listening_mouth_ratio  how much the mouth moves while the person talks, over how much while talking
+    confirming             the lips again on sentences by which nothing was ever chosen
     blinks_per_min         in a conversation
     boundary_jump_ratio    median change from frame to frame across chunks, over that inside chunks
     listening              a listener with the person's sound and without it (`listening_figures`)
@@ -35,7 +38,7 @@ from duplexd.models.face.identity import SPREAD
 from duplexd.models.face.motion import CHUNK_FRAMES, FRAMES_PER_SECOND, IDENTITY, SPEECH, Channel, Motion
 from duplexd.models.face.performer import Part, Performer, chunks_of
 from duplexd.models.face.training import listening
-from duplexd.models.face.training.corpus import HELD_OUT, HELD_OUT_LAUGH
+from duplexd.models.face.training.corpus import CONFIRMING, HELD_OUT, HELD_OUT_LAUGH
 from duplexd.models.face.training.mouth import BILABIALS, STEPS_PER_SECOND, Phone, Track, closures, mouth_track
 from duplexd.models.face.training.narrator import RATE, Narrator
 from duplexd.units import INPUT_RATE
@@ -43,6 +46,8 @@ from duplexd.units import INPUT_RATE
 Sound = npt.NDArray[np.float32]
 LEAD = 1.0  #: seconds of silence before a sentence
 SHUT = 0.06
+APART = 0.3  #: an opening that is seen from afar: what `bench face` finds in a browser's picture
+AUDIBLE = 10 ** (-45 / 20)
 _LAGS = range(-4, 5)
 _LAUGH_AT = 4.0
 #: A nod that is seen: so many degrees down.
@@ -98,6 +103,10 @@ def examine(weights: FaceWeights, *, drift_minutes: float = 0.0, told: Callable[
     told(f"{len(said)} held-out sentences")
     spoken = _play(weights, said)
     report: dict[str, Any] = lip_figures(said, spoken)
+    report["lip_onset_offline_ms"] = _onset_figures(said, spoken)
+    told(f"{len(CONFIRMING)} confirming sentences")
+    confirming = sentences(narrator, CONFIRMING)
+    report["confirming"] = lip_figures(confirming, _play(weights, confirming))
     talk, person = conversation(narrator)
     told("a conversation of a minute, each of three characters three times: of fewer blinks are a matter of chance")
     acted = Performer(weights, 3 * _parts(talk, person)).play(chunks_of(60))
@@ -144,6 +153,28 @@ def lip_figures(said: Sequence[Sentence], spoken: Sequence[Motion]) -> dict[str,
         "lip_lag_frames": best,
         "lip_corr_shuffled": round(_correlation(opening, turned, both, 0), 3),
         "bilabial_closed": round(_closed(said, opening), 3),
+    }
+
+
+def onsets_ms(said: Sequence[Sentence], openings: Sequence[npt.NDArray[np.floating[Any]]]) -> list[float]:
+    """Of each sentence whose lips part by `APART`: from the first audible sample to the frame in which they are."""
+    found = []
+    for sentence, gap in zip(said, openings, strict=True):
+        sound = int((np.abs(sentence.voice) > AUDIBLE).argmax()) / RATE
+        apart = np.flatnonzero(gap[sentence.frames.start - 3 :] > APART)
+        if len(apart):
+            found.append(1000 * ((sentence.frames.start - 3 + int(apart[0])) / FRAMES_PER_SECOND - sound))
+    return found
+
+
+def _onset_figures(said: Sequence[Sentence], spoken: Sequence[Motion]) -> dict[str, dict[str, float]]:
+    both = {
+        "face": [motion[:, Channel.OPENING] for motion in spoken],
+        "truth": [sentence.truth[:, SPEECH.index(Channel.OPENING)] for sentence in said],
+    }
+    return {
+        name: {f"p{share}": round(float(np.percentile(onsets_ms(said, gaps), share)), 0) for share in (50, 95)}
+        for name, gaps in both.items()
     }
 
 
@@ -320,16 +351,23 @@ def ablations(
     weights: FaceWeights, said: Sequence[Sentence], own: Sound, person: Sound, *, told: Callable[[str], None]
 ) -> dict[str, Any]:
     """What each part is worth: the same figures with it and without."""
-    table: dict[str, Any] = {"refiner": {}}
-    for name, on in (("on", True), ("off", False)):
-        told(f"refiner {name}")
-        lips = lip_figures(said, _play(weights, said, refined=on))
-        acted = Performer(weights, _parts(own, person), refined=on).play(chunks_of(60))
-        table["refiner"][name] = {
-            "lip_corr": lips["lip_corr"],
-            "bilabial_closed": lips["bilabial_closed"],
-            "boundary_jump_ratio": round(boundary_jump_ratio(acted, weights), 3),
-        }
+    switches: dict[str, dict[str, dict[str, Any]]] = {
+        "refiner": {"on": {"refined": True}, "off": {"refined": False}},
+        # What the governor's level `coarse` takes; its keys are those of pure noise, which training never kept.
+        "steps": {"2": {}, "1": {"steps": 1}},
+    }
+    table: dict[str, Any] = {}
+    for part, ways in switches.items():
+        table[part] = {}
+        for name, switch in ways.items():
+            told(f"{part} {name}")
+            lips = lip_figures(said, _play(weights, said, **switch))
+            acted = Performer(weights, _parts(own, person), **switch).play(chunks_of(60))
+            table[part][name] = {
+                "lip_corr": lips["lip_corr"],
+                "bilabial_closed": lips["bilabial_closed"],
+                "boundary_jump_ratio": round(boundary_jump_ratio(acted, weights), 3),
+            }
     return table
 
 

@@ -106,6 +106,8 @@ MOODS: Mapping[str, Mapping[Channel, float]] = {
 }  # fmt: skip
 #: A condition: strength of every mood, and where the person looked at is (signed shares of gaze, + right, + up).
 CONDITION = (*MOODS, "look_x", "look_y")
+#: Nobody in training stood further aside than this: what eyes would do there was never taught.
+LOOK_MAX = 0.6
 
 
 def condition(**given: float) -> npt.NDArray[np.float32]:

@@ -38,6 +38,8 @@ I420 = npt.NDArray[np.uint8]
 START_WITHIN_S = 60.0  #: it imports and reads libraries; measured: 0.6 s on a quiet machine
 DRAW_WITHIN_S = 10.0  #: a chunk; measured: 0.1 s
 MESSAGE_MAX = 65_536
+#: Resident memory of the process with a few portraits ready: the interpreter, Skia, OpenCV, paint. What a plan claims.
+PAINTER_BYTES = 140_000_000
 
 
 class _Request(msgspec.Struct, frozen=True):

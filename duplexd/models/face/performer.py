@@ -50,6 +50,7 @@ class Performer:
              refined: show refined motion; False: the generator's drafts.
              anchored: False: no anchors are written or read.
              heard: False: the person is not heard.
+             steps: of the generator; 0: all it was taught.
     """
 
     def __init__(
@@ -61,14 +62,10 @@ class Performer:
         anchored: bool = True,
         heard: bool = True,
         device: str = "cpu",
+        steps: int = 0,
     ) -> None:
-        self.weights, self.parts, self.refined, self.anchored, self.heard = (
-            weights,
-            list(parts),
-            refined,
-            anchored,
-            heard,
-        )
+        self.weights, self.parts = weights, list(parts)
+        self.refined, self.anchored, self.heard, self.steps = refined, anchored, heard, steps
         self.shape = weights.shape
         sessions = len(self.parts)
         specs = partitions(self.shape, sessions)
@@ -110,7 +107,8 @@ class Performer:
         begun = [history.begin(chunk, history.epoch, fence=self.fence()) for history in self.histories]
         windows = [window for window in begun if window is not None]
         assert len(windows) == len(begun), [history.refusal for history in self.histories]
-        self._launch(self.generator, GENERATE, [self.job(GenerateJob, at, chunk, w) for at, w in enumerate(windows)])
+        drafts = [self.job(GenerateJob, at, chunk, window) for at, window in enumerate(windows)]
+        self._launch(self.generator, GENERATE, [msgspec.structs.replace(job, steps=self.steps) for job in drafts])
         windows = [
             history.refine(chunk, epoch, fence=self.fence())
             for history, epoch in zip(self.histories, epochs, strict=True)

@@ -29,7 +29,8 @@ from duplexd.models.face.audio import AudioEncoder
 from duplexd.models.face.checkpoint import FaceWeights
 from duplexd.models.face.drawing.character import Character, load_character
 from duplexd.models.face.identity import REFERENCES, anchor_poses
-from duplexd.models.face.motion import CHANNELS, CHUNK_FRAMES, CONDITION, FRAME_TICKS
+from duplexd.models.face.moods import MOOD_WORDS
+from duplexd.models.face.motion import CHANNELS, CHUNK_FRAMES, CONDITION, FRAME_TICKS, LOOK_MAX
 from duplexd.models.face.net import FaceNet, FaceShape, Heard, Places, Reader, blended, velocity_step
 from duplexd.models.face.painter import Painter
 from duplexd.streams.graph import FacePlan
@@ -103,6 +104,8 @@ def face_plan(shape: FaceShape, character: str, *, size: int = SIZE) -> FacePlan
         frame_tokens=shape.tokens // shape.frames,
         history=history_shape(shape),
         conditions=CONDITION,
+        look_max=LOOK_MAX,
+        moods=MOOD_WORDS,
         voice_before=Ticks(shape.speak_before * FRAME_TICKS + reach + ticks_from_ms(25)),
         voice_after=Ticks(shape.speak_after * FRAME_TICKS),
         listen_delay=Ticks(shape.listen_delay * FRAME_TICKS),
@@ -378,12 +381,12 @@ class Decoder:
             "decode", Role.DECODE, lane, PayloadKind.LATENT, PayloadKind.IMAGE,
             CostModel(700, 0, 7_600), load=0.19,
         )  # fmt: skip
-        self._painter = Painter(size=size, frames_max=CHUNK_FRAMES, portraits_max=characters_max)
+        self.painter = Painter(size=size, frames_max=CHUNK_FRAMES, portraits_max=characters_max)
 
     def load(self, arena: Any) -> None:
         self._motion: Tensor = arena.field("motion", "motion")
         try:
-            self._painter.start()
+            self.painter.start()
         except ModelError as error:
             raise ModelError(f"{error}. Without a face: --face none") from error
 
@@ -395,7 +398,7 @@ class Decoder:
             return Failed(job.session, f"frames {job.first} to {job.stop} of {CHUNK_FRAMES}, every {job.stride}th")
         motion = self._motion[job.motion].cpu().numpy()[job.first : job.stop : job.stride]
         try:
-            pictures = self._painter.draw(job.character, motion)
+            pictures = self.painter.draw(job.character, motion)
         except ModelError as error:
             return Failed(job.session, str(error))
         for at, picture in enumerate(pictures):

@@ -44,11 +44,12 @@ def _number(options: dict[str, str], name: str, default: int, *, lowest: int) ->
     return int(text)
 
 
-def beside_of(rough_bytes: int) -> str:
-    """Which weights lie beside the one allocation, and why, in words."""
+def beside_of(rough_bytes: int, painter_bytes: int = 0) -> str:
+    """Which weights lie beside the one allocation, and why, in words; with them the process that draws a face."""
     networks = "ears, judge and unknown words (ONNX Runtime has memory of its own)"
     rough = f"; rough head of the thinker, {text_from_bytes(rough_bytes)} (packed inside torch)" if rough_bytes else ""
-    return f"beside the allocation: {networks}{rough}"
+    painter = f"; the process that draws the face, {text_from_bytes(painter_bytes)}" if painter_bytes else ""
+    return f"beside the allocation: {networks}{rough}{painter}"
 
 
 def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
@@ -155,8 +156,10 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         cut=Cut.AT_CURSOR,
         voice="silero",
         long_term_tokens=long_term,
-        weights_bytes=mind.thinker.beside_bytes + sum(weights.WEIGHTS[name].bytes for name in FILES),
-        weights_held=beside_of(mind.thinker.beside_bytes),
+        weights_bytes=mind.thinker.beside_bytes
+        + sum(weights.WEIGHTS[name].bytes for name in FILES)
+        + (face.beside_bytes if face is not None else 0),
+        weights_held=beside_of(mind.thinker.beside_bytes, face.beside_bytes if face is not None else 0),
         face=face.plan if face is not None else None,
         faceless=faceless,
     )
@@ -181,8 +184,10 @@ class FaceParts:
     def __init__(self, character: str) -> None:
         from duplexd.models.face import stages
         from duplexd.models.face.checkpoint import load_face
+        from duplexd.models.face.painter import PAINTER_BYTES
 
         faces = load_face()
+        self.beside_bytes = PAINTER_BYTES
         self._shape = faces.shape
         self._partitions = stages.partitions
         self.plan = stages.face_plan(faces.shape, character)

@@ -465,29 +465,39 @@ class _Frame(Sketch):
         )
         canvas.save()
         canvas.clipPath(hole, skia.ClipOp.kIntersect, True)
-        # The tongue rests low and far back; its tip comes up to the teeth.
-        up = m[Channel.TONGUE]
-        rest = lips.bottom_y - 0.012 + 0.03 * (1 - up)
-        tip = rest + (lips.teeth_y + 0.035 - rest) * up * 0.9
-        tongue = pen.smooth(
-            self.pose(
-                [
-                    (-0.24 * lips.wide, rest + 0.10, 0.80),
-                    (-0.15 * lips.wide, tip + 0.012, 0.86),
-                    (0.0, tip - 0.004, 0.88),
-                    (0.15 * lips.wide, tip + 0.012, 0.86),
-                    (0.24 * lips.wide, rest + 0.10, 0.80),
-                    (0.0, rest + 0.26, 0.80),
-                ]
-            )
-        )
-        pen.shade(canvas, tongue, pen.vertical(low - 0.20 * u, low, [argb("#d9737c"), argb("#a8444f")]))
+        self._tongue(lips, m[Channel.TONGUE])
         self._teeth(lips.teeth_y, lips, lower=False)
         if lips.lower_teeth_y is not None:
             self._teeth(lips.lower_teeth_y, lips, lower=True)
         # Lips shade what is behind them.
         pen.stroke(canvas, pen.smooth(top, closed=False), argb("#1c060b", 0.50), 0.045 * u, blur=0.020 * u)
         canvas.restore()
+
+    def _tongue(self, lips: _Lips, up: float) -> None:
+        """At rest its back fills the lower half of a wide mouth, less of a small or rounded one; its tip comes up to
+        the teeth.
+        """
+        high = min(0.06 + 0.30 * lips.gap, (0.2 + 1.6 * lips.gap) * lips.gap)
+        rest = lips.bottom_y - high * (1 - 0.8 * self.m[Channel.PUCKER])
+        tip = rest + (lips.teeth_y + 0.035 - rest) * 0.9 * up
+        side, floor, w = tip + 0.30 * (lips.bottom_y - tip), lips.bottom_y + 0.03, lips.wide
+        line = [
+            (-0.25 * w, floor, 0.84), (-0.175 * w, side, 0.86), (0.0, tip, 0.88), (0.175 * w, side, 0.86),
+            (0.25 * w, floor, 0.84), (0.0, floor + 0.16, 0.84),
+        ]  # fmt: skip
+        points = self.pose(line)
+        top, bottom = float(points[2, 1]), float(points[0, 1])
+        # Nearer the teeth there is more light.
+        edge, back = mix("#b9555f", "#d9737c", up), mix("#843440", "#a8444f", up)
+        pen.shade(self.canvas, pen.smooth(points), pen.vertical(top, bottom, [argb(edge), argb(back)]))
+        groove = self.pose([(0.0, tip + 0.03, 0.88), (0.0, floor, 0.86)])
+        pen.stroke(
+            self.canvas,
+            pen.smooth(groove, closed=False),
+            argb("#5d1c27", 0.45 * (1 - up)),
+            0.020 * self.unit,
+            blur=0.012 * self.unit,
+        )
 
     def _teeth(self, edge: float, lips: _Lips, *, lower: bool) -> None:
         """A row of teeth whose biting edge is at `edge`; what shows is what the lips leave open."""
@@ -574,16 +584,19 @@ class _Lips:
         upper = (
             0.080 * full * (1 - 0.42 * press) * (1 - 0.16 * smile) * (1 + 0.22 * pucker) * (1 - 0.25 * m[Channel.LIFT])
         )
-        lower_shape = np.array([0.0, 0.62, 0.95, 1.0, 0.95, 0.62, 0.0])
-        lower = 0.108 * full * (1 - 0.35 * press) * (1 - 0.10 * smile) * (1 + 0.20 * pucker) * (1 - 0.45 * tuck)
+        # Rounded lips are full to the sides too: a narrow mouth with the shape of a wide one ends in a point.
+        side = 0.62 + 0.16 * pucker
+        lower_shape = np.array([0.0, side, 0.95, 1.0, 0.95, side, 0.0])
+        lower = 0.108 * full * (1 - 0.35 * press) * (1 - 0.10 * smile) * (1 - 0.08 * pucker) * (1 - 0.45 * tuck)
         # Tucked, the lower lip rises to the teeth and turns in.
         inner_bottom = inner_bottom - tuck * (0.6 * down + 0.018) * lower_shape
         outer_top = inner_top - upper * cupid
         outer_bottom = inner_bottom + lower * lower_shape
-        self.outer_top = on_face(np.column_stack([x, outer_top]), forward=forward - 0.02)
-        self.inner_top = on_face(np.column_stack([x, inner_top]), forward=forward)
-        self.inner_bottom = on_face(np.column_stack([x, inner_bottom]), forward=forward)
-        self.outer_bottom = on_face(np.column_stack([x, outer_bottom]), forward=forward - 0.02)
+        outer, inner = x * (1 + 0.16 * pucker), x * (1 - 0.10 * pucker)
+        self.outer_top = on_face(np.column_stack([outer, outer_top]), forward=forward - 0.02)
+        self.inner_top = on_face(np.column_stack([inner, inner_top]), forward=forward)
+        self.inner_bottom = on_face(np.column_stack([inner, inner_bottom]), forward=forward)
+        self.outer_bottom = on_face(np.column_stack([outer, outer_bottom]), forward=forward - 0.02)
         self.bottom_y = float(inner_bottom[3])
         shown = 0.034 + 0.030 * m[Channel.LIFT] + 0.016 * max(0.0, smile)
         self.teeth_y = float(inner_top[3]) + min(shown + 0.10 * tuck * self.gap, 0.75 * (self.gap + 0.02))

@@ -112,7 +112,9 @@ class Collage:
         cover[:] = 0
         for shape in shapes:
             self._stencil.drawPath(shape, self._inside)
-        cv2.cvtColor(cover, cv2.COLOR_GRAY2BGRA, dst=share)  # Alpha 255: there the paint's comes, which is 255 as well.
+        # Alpha 255: there the paint's comes. A texture that ends inside of the box (an iris) would leave a hole there.
+        cv2.cvtColor(cover, cv2.COLOR_GRAY2BGRA, dst=share)
+        paint[:, :, 3] = 255
         cv2.multiply(paint, share, dst=paint, scale=1 / 255)
         self._blend(box, paint, share)
 

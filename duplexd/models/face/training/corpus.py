@@ -37,6 +37,33 @@ HELD_OUT = (
     "Sugar, flour, butter, and four fresh eggs, that is all.",
     "Perhaps we can talk about music for a while.",
 )
+#: Never said in training either, and never looked at when something was chosen: figures of them are not flattered.
+CONFIRMING = (
+    "Nobody brought an umbrella, so everyone got wet.",
+    "Philip bought a pound of plums at the market.",
+    "The museum closes at five on Sunday evenings.",
+    "Have you ever tried to catch a fish with your hands?",
+    "My sister moved to a small village by the lake.",
+    "First, peel the potatoes and chop them up.",
+    "Honestly, that was the best film of the whole year!",
+    "A bumblebee visits hundreds of flowers every day.",
+    "If it rains tomorrow, we can stay in and play cards.",
+    "He whispered something about a map and a key.",
+    "Which of these jackets belongs to your brother?",
+    "The moon pulls the sea, and that makes the tides.",
+    "Wait, did somebody just knock at the front door?",
+    "Grandpa fell asleep in his chair after lunch.",
+    "Five brave firemen climbed up the burning tower.",
+    "I usually walk to work when the weather is fine.",
+    "Put some pepper in it, and perhaps a bit of lemon.",
+    "Everything looks smaller from the top of a hill.",
+    "You can borrow my bicycle whenever you want.",
+    "The baby bear followed its mother across the stream.",
+    "Thousands of people marched through the city.",
+    "She promised to phone me before midnight.",
+    "Most of the furniture was made of pale wood.",
+    "Sometimes the simplest answer is the right one.",
+)
 #: Laughs as the pocket voice can say them: syllables, a few a second.
 LAUGHS = (
     "Ha ha ha!",

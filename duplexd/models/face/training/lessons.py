@@ -22,7 +22,7 @@ from duplexd.models.face import audio
 from duplexd.models.face.identity import anchor_poses
 from duplexd.models.face.motion import CHANNELS, CHUNK_FRAMES
 from duplexd.models.face.net import Block, FaceNet, FaceShape, Heard, Places, Reader
-from duplexd.models.face.training.corpus import HELD_OUT, LAUGHS, Corpus, lexicon_words
+from duplexd.models.face.training.corpus import CONFIRMING, HELD_OUT, LAUGHS, Corpus, lexicon_words
 from duplexd.models.face.training.mouth import STEPS_PER_SECOND, Phone, mouth_track
 from duplexd.models.face.training.narrator import RATE, Narrator
 from duplexd.models.face.training.scenes import MARGIN, Said, Scene, Utterance, make_scene
@@ -43,7 +43,7 @@ def make_pool(count: int, rng: np.random.Generator, *, told: bool = True) -> lis
     pool: list[Utterance] = []
     while len(pool) < 2 * count:
         text = corpus.sentence()
-        if text in HELD_OUT:
+        if text in HELD_OUT or text in CONFIRMING:
             continue
         try:
             pcm, phones = narrator.say(text)

@@ -21,6 +21,7 @@ from duplexd.models.face.identity import Identity, random_identity
 from duplexd.models.face.motion import (
     CONDITION,
     FRAMES_PER_SECOND,
+    LOOK_MAX,
     MOODS,
     SPEECH,
     Channel,
@@ -186,7 +187,9 @@ def _conditions(frames: int, rng: np.random.Generator) -> npt.NDArray[np.float32
     while at < frames:
         stop = at + int(rng.uniform(6, 30) * FRAMES_PER_SECOND)
         given[at:stop, -2:] = look
-        look = np.zeros(2, np.float32) if rng.random() < 0.4 else np.clip(rng.normal(0, (0.25, 0.12)), -0.6, 0.6)
+        look = (
+            np.zeros(2, np.float32) if rng.random() < 0.4 else np.clip(rng.normal(0, (0.25, 0.12)), -LOOK_MAX, LOOK_MAX)
+        )
         at = stop
     return given
 
