@@ -193,7 +193,7 @@ class Visit:
         if how == "gap":
             return  # The framer sees the gap by the next timestamp and says so in its blocks.
         now = clock.now()
-        late = self.lateness.note(rtp, now)
+        late = self.lateness.note(rtp, now, pcm)
         self.line.on_audio(pcm, rtp, now, late=late)
         self.carry()
 

@@ -19,6 +19,7 @@ from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
 from duplexd.media import tones
 from duplexd.memory.arena import Arena
+from duplexd.memory.guards import Freed
 from duplexd.memory.layout import PartitionSpec
 from duplexd.messages import AdvanceEpoch, HistoryChanged, PublishChunk, ReplyWords, ResponseChanged, ResponseState
 from duplexd.models.clock import plan as clock_plan
@@ -80,6 +81,8 @@ class Simulation:
         face: str = "none",
         context_tokens: int = 0,
         session_pages: int = 0,
+        world: Callable[..., SimWorld] = SimWorld,
+        freed: Freed | None = None,
     ) -> None:
         self.plan = clock_plan({"face": face})
         self.plan.context_tokens_max = context_tokens or self.plan.context_tokens_max
@@ -108,13 +111,13 @@ class Simulation:
             lanes_target=lanes_target,
             model_options={"face": face},
         )
-        self.core: EngineCore = core_of(config, self.plan, layout)
+        self.core: EngineCore = core_of(config, self.plan, layout, freed=freed)
         self.arena = Arena(layout)
         self.config = config
         stages = stages_of(self.plan, layout, sessions_max)
         for stage in stages.values():
             stage.load(self.arena)
-        self.world = SimWorld(stages=stages, rng=Random(seed), until=ms(until_ms), fails=fails)
+        self.world = world(stages=stages, rng=Random(seed), until=ms(until_ms), fails=fails)
 
     def connect(
         self, session: int = 1, *, at_ms: float = 50, network: SimNetwork | None = None, barge_in: bool = True
