@@ -198,6 +198,8 @@ class Reply:
         """A reply that was cut short ends with its last whole sentence, if it has one."""
         self.thought = True
         self.to_talk.extend(self._splitter.push(self._calls.finish()))
+        if self._token_ends:
+            self._token_ends[-1] = len(self.text)  # What was held back ("<", half a mark) is its last token's.
         if whole or self._splitter.sentences == 0:
             self.to_talk.extend(self._splitter.finish())
 
@@ -303,7 +305,8 @@ def _tokens_of_words(placed: Sequence[PlacedWord], token_ends: Sequence[int], wo
     if words == 0:
         return 0
     end = placed[words - 1].end_char
-    return next(i + 1 for i, token_end in enumerate(token_ends) if token_end >= end)
+    # Of a recited word that has no tokens the end lies behind all of them.
+    return next((i + 1 for i, token_end in enumerate(token_ends) if token_end >= end), len(token_ends))
 
 
 def _text_of_words(text: str, placed: Sequence[PlacedWord], words: int) -> str:

@@ -16,11 +16,12 @@ import pytest
 
 from duplexd import clock
 from duplexd.config import Config
-from duplexd.ids import TurnId
+from duplexd.ids import ChunkId, Epoch, ResponseId, TurnId
 from duplexd.messages import (
     ConditionSet,
     HistorySet,
     PastTurn,
+    PublishChunk,
     ReplyWanted,
     ResponseState,
     TurnOpened,
@@ -29,6 +30,7 @@ from duplexd.messages import (
     VoiceStarted,
 )
 from duplexd.units import NANOS_PER_SECOND, Nanos, Span, Ticks
+from duplexd.webrtc.peer import Peer
 from duplexd.webrtc.realtime.live import LiveRoutes, LiveVisit
 from duplexd.webrtc.realtime.visit import RealtimeVisit
 from tests.webrtc.realtime.engineless import Place, at_a_door, reply_of, words_of, writers
@@ -492,5 +494,73 @@ def test_a_live_session_on_a_socket_rests_too_until_somebody_speaks() -> None:
         usage = event["usage"]
         assert usage["paused_seconds"] + usage["active_seconds"] == int(usage["seconds"])
         await socket.close()
+
+    at_a_door(story)
+
+
+# Speech ---------------------------------------------------------------------------------------------------------------
+
+
+def speaks_and_fails(place: Place) -> None:
+    """The first tenth of a second of a reply is made, and then its voice fails."""
+
+    def fail(wanted: ReplyWanted) -> None:
+        reply = reply_of(wanted.session, number=1, key=wanted.key)
+        span = Span(Ticks(0), Ticks(4800))
+        chunk = PublishChunk(wanted.session, ResponseId(1), ChunkId(1), Epoch(0), span, 0, 2400, False, 1)
+        place.engine.say(reply(ResponseState.ACCEPTED), chunk, reply(ResponseState.FAILED, reason="the voice gave NaN"))
+
+    place.frontend.read_chunk = lambda news: np.ones(news.samples, np.int16)  # type: ignore[method-assign]
+    place.engine.on_reply_wanted = fail
+
+
+def test_speech_that_fails_midway_breaks_off() -> None:
+    """It ended as a clean 200: half a sentence that nobody could tell from a whole one."""
+
+    async def story(place: Place) -> None:
+        speaks_and_fails(place)
+        answer = await place.http.post("/v1/audio/speech", json={"input": "x", "response_format": "pcm"})
+        assert answer.status == 200
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()
+        await place.settled()
+        assert place.session_count == 0
+
+    at_a_door(story)
+
+
+def test_speech_by_events_that_fails_midway_says_so() -> None:
+    async def story(place: Place) -> None:
+        speaks_and_fails(place)
+        answer = await place.http.post("/v1/audio/speech", json={"input": "x", "stream_format": "sse"})
+        events = [json.loads(line[6:]) for line in (await answer.text()).splitlines() if line]
+        assert [event["type"] for event in events] == ["speech.audio.delta", "error"]
+        assert events[-1]["error"]["message"] == "the voice gave NaN"
+
+    at_a_door(story)
+
+
+def test_a_call_whose_session_ended_while_its_offer_was_answered_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It got its answer, and a connection that nobody spoke on."""
+
+    async def story(place: Place) -> None:
+        closed: list[str] = []
+
+        class Answered:
+            answer_sdp = "v=0"
+
+            async def close(self, reason: str) -> None:
+                closed.append(reason)
+
+        async def accept(offer: str, **options: Any) -> Answered:
+            place.frontend._on_engine_gone("the engine died")
+            return Answered()
+
+        monkeypatch.setattr(Peer, "accept", accept)
+        headers = {"Content-Type": "application/sdp"}
+        answer = await place.http.post("/v1/realtime/calls", data="v=0", headers=headers)
+        assert answer.status == 503
+        assert closed == ["the session has ended"]
+        assert place.server.realtime.calls == {}
 
     at_a_door(story)
