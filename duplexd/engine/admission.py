@@ -98,11 +98,13 @@ class Door:
         self._session_bytes = session_bytes
         self._cores = cores
         self._least = least
+        self._faced = False
         self._always: dict[str, float] = {}  #: lane time of a session that says nothing, by lane
         self._talking: dict[str, float] = {}  #: of a place beside it
         for spec in stages:
             loads = self._always if spec.role in _ALWAYS else self._talking
             loads[spec.lane] = loads.get(spec.lane, 0.0) + _load(spec, least)
+            self._faced |= spec.role in FACE_ROLES
 
     def refuses(self, *, open_count: int, closing_count: int, places: Places) -> TurnedAway | None:
         """One more is at the door. The first shortage, or None: it is let in. Somebody is always let in.
@@ -171,7 +173,7 @@ class Door:
         return {lane: sessions * self._always.get(lane, 0.0) + talking * self._talking.get(lane, 0.0) for lane in lanes}
 
     def _faces(self) -> str:
-        return "" if self._least.still else f" and whose faces move at least as {self._least.name!r}"
+        return f" and whose faces are lowered to {self._least.name!r}" if self._faced else ""
 
     def count(self, places: Places) -> int:
         """Sessions that are let in."""

@@ -519,9 +519,11 @@ def _index_after(index: int, start: int, held: int) -> int:
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the longest common prefix."""
-    left, right = list(left), list(right)  # A tuple never equals a list, whatever they hold.
+    # A tuple never equals a list, whatever they hold; and a context is long, so what is a list already is not copied.
+    left = left if isinstance(left, list) else list(left)
+    right = right if isinstance(right, list) else list(right)
     length = min(len(left), len(right))
-    if left[:length] == right[:length]:
+    if (left if len(left) == length else left[:length]) == (right if len(right) == length else right[:length]):
         return length
     low, high = 0, length
     while low < high:
