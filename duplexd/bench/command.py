@@ -65,6 +65,7 @@ def add_bench(commands: Any) -> None:
     face.add_argument(
         "--drift-minutes", type=float, default=0.0, help="also an ablation of anchors over so long; 0: not"
     )
+    face.add_argument("--drift-talking", action="store_true", help="that ablation in a conversation, not in silence")
     face.add_argument("--no-browser", action="store_true", help="not what Chromium shows of it: frames, lips, stops")
     _output(face, run_face)
 
@@ -199,7 +200,10 @@ def run_face(options: argparse.Namespace) -> int:
     (examination,) = entry_points(group="duplexd.benches", name="face")
     people = [recording.audio() for recording in recordings.load("reader")]
     report = UNSEEN if options.no_browser else asyncio.run(seen())
-    return _publish(examination.load()(drift_minutes=options.drift_minutes, people=people) | report, options.json)
+    examined = examination.load()(
+        drift_minutes=options.drift_minutes, drift_talking=options.drift_talking, people=people
+    )
+    return _publish(examined | report, options.json)
 
 
 def _publish(report: dict[str, Any], file: Path | None) -> int:

@@ -47,6 +47,7 @@ LAG_MAX_MS = 400
 QUIET = 10 ** (-50 / 20)  #: loudness below this is none
 ALIKE = 0.25  #: a mouth that is less like the loudness, at its best lag, has no lag
 FACE_THREADS = ("lane-face", "lane-draw")  #: of the engine, as its lanes name them
+FIRST_PICTURE_S = 20.0
 SETTLE_S = 6.0  #: until buffers of browser and engine have settled
 QUERY = "auto=1&mic=0"
 TOPICS = ("Tell me about the ocean.", "What is the sun?", "Tell me about bees.", "What is music?")
@@ -453,7 +454,12 @@ async def bench(*, replies: int = 4, stops: int = 20, seconds: float = 60.0) -> 
 
 
 async def _watch(stage: Stage) -> Eye:
+    """Raises RigError when no picture comes at all: a busy machine may begin with a still face."""
     eye = Eye(stage)
     await eye.open()
-    await asyncio.sleep(SETTLE_S)
-    return eye
+    for _ in range(round(FIRST_PICTURE_S / 0.1)):
+        if await eye.inbound():
+            await asyncio.sleep(SETTLE_S)
+            return eye
+        await asyncio.sleep(0.1)
+    raise RigError(f"the browser received no picture within {FIRST_PICTURE_S:g} s")

@@ -17,6 +17,7 @@ from duplexd.models.face.contract import FaceSuite
 from duplexd.models.face.evaluate import Sentence, blinks_per_minute, boundary_jump_ratio, lip_figures
 from duplexd.models.face.motion import CHANNELS, CHUNK_FRAMES, SPEECH, Channel
 from duplexd.models.face.net import blended
+from duplexd.models.face.performer import Part, Performer
 from duplexd.models.face.training import teach
 from duplexd.models.face.training.lessons import Lesson, Sampler, statistics
 from duplexd.models.face.training.mouth import Phone
@@ -208,18 +209,85 @@ def test_the_checkpoint_keeps_the_contract() -> None:
     assert [finding for finding in findings if finding.fault] == []
 
 
+@pytest.mark.slow
+def test_anchors_hold_who_it_is() -> None:
+    """Twenty-five seconds of silence: beside its anchors the face stays who it is, without them it is somebody else."""
+    on, off = (evaluate.drift(load_face(), 0.4, anchored=anchored) for anchored in (True, False))
+
+    assert on["off_identity_last"] < 0.5
+    assert off["off_identity_last"] > 2 * on["off_identity_last"]
+    assert on["moved"] < 0.5
+
+
+def test_drift_is_also_looked_at_while_both_talk() -> None:
+    """The sounds are heard again and again: the mouth moves to the end, and the face is somebody's all the time."""
+    rng = np.random.default_rng(0)
+    sounds = (
+        (0.2 * rng.normal(size=24_000)).astype(np.float32),
+        (0.2 * rng.normal(size=16_000)).astype(np.float32),
+    )
+    weights = random_face()
+    calm, talk = (evaluate.drift(weights, 0.1, anchored=True, sounds=given) for given in (None, sounds))
+
+    assert calm["minutes"] == talk["minutes"]
+    assert calm != talk
+
+
+def test_a_recorded_voice_is_compared_with_its_loudness() -> None:
+    """By an untaught network, whose opening has nothing to do with the voice: no correlation to speak of."""
+    rng = np.random.default_rng(1)
+    voice = (0.2 * rng.normal(size=8 * 16_000) * (np.arange(8 * 16_000) // 4000 % 2)).astype(np.float32)
+    figures = evaluate.recorded_figures(random_face(), [voice])
+
+    assert set(figures) == {"loudness_corr", "lag_frames", "loudness_corr_shuffled"}
+    assert abs(figures["loudness_corr_shuffled"]) < 0.3
+
+
 @pytest.mark.weights
 @pytest.mark.slow
-def test_the_checkpoint_moves_its_lips_in_time() -> None:
-    """On sentences never said in training; the whole examination is `duplexd bench face`."""
+def test_the_checkpoint_keeps_the_bounds_of_its_examination() -> None:
+    """On all sentences never said in training; the whole examination is `duplexd bench face`."""
+    from duplexd.models.face.training.narrator import Narrator
+
+    weights, narrator = load_face(), Narrator()
+    said = evaluate.sentences(narrator)
+    spoken = evaluate._play(weights, said)
+    figures = lip_figures(said, spoken)
+    acted = Performer(weights, evaluate._parts(*evaluate.conversation(narrator))).play(evaluate.chunks_of(60))
+
+    assert figures["lip_corr"] >= 0.85
+    assert abs(figures["lip_lag_frames"]) <= 1
+    assert abs(figures["lip_corr_shuffled"]) < 0.2
+    assert figures["bilabial_closed"] >= 0.95
+    # Both at once: who talks over it is heard, and moves no lips.
+    overlap = evaluate.overlap_figures(weights, said, spoken)
+    assert overlap["lip_corr"] >= 0.85
+    assert overlap["opening_changed"] <= 0.25
+    assert evaluate.listening_mouth_ratio(weights, said) <= 0.05
+    assert boundary_jump_ratio(acted, weights) <= 1.3
+    # Nine of these minutes give 8.2: three of them scatter by two.
+    assert 5 <= blinks_per_minute(acted) <= 25
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_the_checkpoint_shuts_its_lips_when_its_voice_is_cut() -> None:
+    """In the middle of a word, wherever in a chunk: 0.32 s later they are shut, in all of eight sentences."""
     from duplexd.models.face.training.corpus import HELD_OUT
     from duplexd.models.face.training.narrator import Narrator
 
     weights = load_face()
-    said = evaluate.sentences(Narrator(), HELD_OUT[:6])
-    figures = lip_figures(said, evaluate._play(weights, said))
+    said = evaluate.sentences(Narrator(), HELD_OUT[:8])
+    before, after = [], []
+    for sentence, motion in zip(said, evaluate._play(weights, said), strict=True):
+        frame = 4 * CHUNK_FRAMES + int(motion[4 * CHUNK_FRAMES : 6 * CHUNK_FRAMES, Channel.OPENING].argmax())
+        performer = Performer(weights, [Part(voice=sentence.voice)])
+        last = performer.play(frame // CHUNK_FRAMES + 1)[0][-CHUNK_FRAMES:]
+        kept = frame % CHUNK_FRAMES + 1
+        performer.interrupt(0, frames=kept)
+        before.append(float(last[kept - 1, Channel.OPENING]))
+        after.append(float(performer.play(2)[0][CHUNK_FRAMES:, Channel.OPENING].max()))
 
-    assert figures["lip_corr"] >= 0.85
-    assert abs(figures["lip_lag_frames"]) <= 1
-    assert figures["bilabial_closed"] >= 0.9
-    assert evaluate.listening_mouth_ratio(weights, said) <= 0.05
+    assert min(before) > 0.15
+    assert max(after) < 0.12
+    assert np.mean(after) < 0.1 * np.mean(before)

@@ -11,6 +11,7 @@ filmed, so figures say how well the sound is followed, not how a person would lo
     lip_corr_shuffled      the same against the truth of another sentence
     bilabial_closed        share of "p b m" at which the lips are seen shut (opening at most 0.06) within a frame
     listening_mouth_ratio  how much the mouth moves while the person talks, over how much while talking
+    overlap                the lips again while the person says something else at the same time
     confirming             the lips again on sentences by which nothing was ever chosen
     blinks_per_min         in a conversation
     boundary_jump_ratio    median change from frame to frame across chunks, over that inside chunks
@@ -83,26 +84,39 @@ def _sentence(pcm: Sound, phones: Sequence[Phone]) -> Sentence:
 
 
 def bench(
-    *, drift_minutes: float = 0.0, people: Sequence[Sound] = (), told: Callable[[str], None] = print
+    *,
+    drift_minutes: float = 0.0,
+    drift_talking: bool = False,
+    people: Sequence[Sound] = (),
+    told: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """All figures; with `drift_minutes` also the drift of identity with and without anchors over so long.
+    """All figures; with `drift_minutes` also the drift of identity with and without anchors over so long, in silence or
+    in a conversation.
 
     Args:    people: recordings of people, 16 kHz, at whose loudness the lips are looked at.
     Raises:  ModelError when the checkpoint is missing; WeightsError when the voice is.
     """
     torch.set_num_threads(1)
-    report = examine(load_face(), drift_minutes=drift_minutes, told=told)
+    report = examine(load_face(), drift_minutes=drift_minutes, drift_talking=drift_talking, told=told)
     if people:
         report["recorded_person"] = recorded_figures(load_face(), people)
     return report
 
 
-def examine(weights: FaceWeights, *, drift_minutes: float = 0.0, told: Callable[[str], None] = print) -> dict[str, Any]:
+def examine(
+    weights: FaceWeights,
+    *,
+    drift_minutes: float = 0.0,
+    drift_talking: bool = False,
+    told: Callable[[str], None] = print,
+) -> dict[str, Any]:
     narrator = Narrator()
     said = sentences(narrator)
     told(f"{len(said)} held-out sentences")
     spoken = _play(weights, said)
     report: dict[str, Any] = lip_figures(said, spoken)
+    told("the same while the person talks over them")
+    report["overlap"] = overlap_figures(weights, said, spoken)
     report["lip_onset_offline_ms"] = _onset_figures(said, spoken)
     told(f"{len(CONFIRMING)} confirming sentences")
     confirming = sentences(narrator, CONFIRMING)
@@ -122,20 +136,27 @@ def examine(weights: FaceWeights, *, drift_minutes: float = 0.0, told: Callable[
         for name, on in (("on", True), ("off", False))
     }
     if drift_minutes:
-        report["ablations"]["anchors"] = {
-            name: drift(weights, drift_minutes, anchored=anchored, told=told)
+        sounds = conversation(narrator, seconds=120.0) if drift_talking else None
+        report["ablations"]["anchors in talk" if drift_talking else "anchors"] = {
+            name: drift(weights, drift_minutes, anchored=anchored, sounds=sounds, told=told)
             for name, anchored in (("on", True), ("off", False))
         }
     return report
 
 
-def _play(weights: FaceWeights, said: Sequence[Sentence], **switches: Any) -> list[Motion]:
-    """Every sentence, `_TOGETHER` at a time, cut to its own length."""
+def _play(
+    weights: FaceWeights, said: Sequence[Sentence], persons: Sequence[Sound] = (), **switches: Any
+) -> list[Motion]:
+    """Every sentence, `_TOGETHER` at a time, cut to its own length. `persons`: who talks meanwhile; none: nobody."""
     played: list[Motion] = []
     for at in range(0, len(said), _TOGETHER):
         some = said[at : at + _TOGETHER]
         longest = max(len(sentence.truth) for sentence in some) // CHUNK_FRAMES
-        motions = Performer(weights, [Part(voice=one.voice) for one in some], **switches).play(longest)
+        parts = [Part(voice=one.voice) for one in some]
+        if persons:
+            heard = persons[at : at + _TOGETHER]
+            parts = [Part(voice=one.voice, person=person) for one, person in zip(some, heard, strict=True)]
+        motions = Performer(weights, parts, **switches).play(longest)
         played += [motion[: len(one.truth)] for motion, one in zip(motions, some, strict=True)]
     return played
 
@@ -153,6 +174,28 @@ def lip_figures(said: Sequence[Sentence], spoken: Sequence[Motion]) -> dict[str,
         "lip_lag_frames": best,
         "lip_corr_shuffled": round(_correlation(opening, turned, both, 0), 3),
         "bilabial_closed": round(_closed(said, opening), 3),
+    }
+
+
+def overlap_figures(weights: FaceWeights, said: Sequence[Sentence], alone: Sequence[Motion]) -> dict[str, float]:
+    """Both talk at once: the person says another sentence over every one of the character's.
+
+    Returns: the lips against their own truth, p b m shut, and how much of the opening is another than without the
+             person: RMS, over that of the opening itself.
+    """
+    persons = [_lower(one.voice) for one in (*said[1:], said[0])]
+    both = _play(weights, said, persons)
+    lips = lip_figures(said, both)
+    gaps = [
+        (one[sentence.frames, Channel.OPENING], other[sentence.frames, Channel.OPENING])
+        for sentence, one, other in zip(said, both, alone, strict=True)
+    ]
+    moved = np.concatenate([one - other for one, other in gaps])
+    usual = np.concatenate([other for _, other in gaps])
+    return {
+        "lip_corr": lips["lip_corr"],
+        "bilabial_closed": lips["bilabial_closed"],
+        "opening_changed": round(float(np.sqrt(np.mean(moved**2)) / np.sqrt(np.mean(usual**2))), 3),
     }
 
 
@@ -466,12 +509,28 @@ def _risen(
     return float(np.mean(risen))
 
 
-def drift(weights: FaceWeights, minutes: float, *, anchored: bool, told: Callable[[str], None]) -> dict[str, float]:
-    """Where identity is at the start and at the end of a long idle session, as seen beside its anchors.
+def drift(
+    weights: FaceWeights,
+    minutes: float,
+    *,
+    anchored: bool,
+    sounds: tuple[Sound, Sound] | None = None,
+    told: Callable[[str], None] = print,
+) -> dict[str, float]:
+    """Where identity is at the start and at the end of a long session, as seen beside its anchors.
 
+    Args:    sounds: own voice and the person's, again and again for so long (`conversation`); None: silence. In talk
+             mouths and brows move, so a median of a chunk is further from rest at both ends; what counts is `moved`.
     Figures are RMS over identity-bearing channels, in spreads of identities (identity.SPREAD).
     """
-    performer = Performer(weights, [Part(character=name) for name in character_names()], anchored=anchored)
+    own, person = (
+        (np.zeros(0, np.float32),) * 2
+        if sounds is None
+        else (
+            np.resize(sound, round(60 * minutes * rate)) for sound, rate in zip(sounds, (RATE, INPUT_RATE), strict=True)
+        )
+    )
+    performer = Performer(weights, _parts(own, person), anchored=anchored)
     window = max(1, chunks_of(min(300.0, minutes * 15)))
     chunks = max(2 * window, chunks_of(minutes * 60))
     spread = np.array([SPREAD[channel] for channel in IDENTITY], np.float32)
