@@ -312,8 +312,12 @@ class Context:
         return len(self.want) - len(self.ids)
 
     def may_grow(self, tokens: int) -> bool:
-        """Whether its bounds leave room for what is wanted, so many tokens more and a branch for words over a reply."""
-        return self._pages.may_grow(self.id, self.behind + tokens + BRANCH_PAGES * self._pages.spec.page_tokens)
+        """Whether its bounds leave room for what is wanted, so many tokens more and a branch for words over a reply. No
+        more than a quarter of the whole is kept free for these, or a small context would remember nothing.
+        """
+        size = self._pages.spec.page_tokens
+        whole = (self._pages.spec.session_slots or self._pages.pages_max) * size
+        return self._pages.may_grow(self.id, self.behind + min(tokens + BRANCH_PAGES * size, whole // 4))
 
     def launch(self, work: WorkId, *, steps: int, feed_max: int, label: CacheClass = CacheClass.INGEST) -> Feed:
         """Append the next tokens (and room for `steps` decoded ones). Raises ArenaFull and appends nothing when short.

@@ -325,8 +325,12 @@ def test_keys_that_slid_behind_instructions_equal_a_fresh_prefill(pages: int, tm
     simulation.run()
     live = simulation.core.sessions[SessionId(1)]
 
+    stage = simulation.thinker.spec.name
+    jobs = [launch.jobs[0] for at, launch in simulation.world.launches if launch.stage == stage and at > ms(25_000)]
+
     assert simulation.core.monitor["exchanges_slid"] > 3
-    assert live.context.ids[5:12] == live.dialogue.tokens()[5:12] == TinyDialect().instruct("answer as briefly as you can")
+    assert min(job.past for job in jobs) >= 12
+    assert live.context.ids[5:12] == TinyDialect().instruct("answer as briefly as you can")
     assert not [n for n in simulation.final_states().values() if ResponseState.FAILED in n]
     check_memory(simulation)
 
