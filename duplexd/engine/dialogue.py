@@ -464,8 +464,8 @@ class Context:
         self._resident = _index_after(self._resident, start, held)
 
     def prefill_anew(self) -> bool:
-        """Drop all keys but anchors and long-term tokens, when those that follow lie on more pages than they need. False
-        when they do not, and nothing has changed.
+        """Drop all keys but anchors and long-term tokens, if those that follow lie on more pages than they need. False,
+        and nothing has changed, if they do not.
         """
         if not self._pages.lies_scattered(self.id):
             return False
