@@ -243,11 +243,14 @@ class Dialogue:
             in_view=self.in_view,
         )
 
-    def slide(self) -> int:
-        """Forget the oldest exchange; returns how many tokens went, 0 when there is none."""
-        if not self.exchanges:
-            return 0
-        return len(self.exchanges.pop(0).tokens)
+    def slide(self, at_least: int = 1) -> int:
+        """Forget the oldest exchanges, until so many tokens have gone or none is left. Returns how many have gone."""
+        gone = count = 0
+        while gone < at_least and count < len(self.exchanges):
+            gone += len(self.exchanges[count].tokens)
+            count += 1
+        del self.exchanges[:count]
+        return gone
 
 
 def _says(exchange: Exchange, turn: PastTurn) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from random import Random
 from typing import Any
 
 import pytest
 
+from duplexd.engine.dialogue import Dialogue
 from duplexd.engine.simulator import SimNetwork
 from duplexd.ids import SessionId, WorkId
 from duplexd.memory.classes import CacheClass
@@ -173,3 +175,22 @@ def test_a_guess_without_pages_is_given_up_and_the_turn_is_answered_when_it_has_
     assert simulation.core.monitor["speculations_without_room"] == 1
     assert simulation.final_states() == {1: [ResponseState.COMPLETED]}
     assert len(simulation.core.sessions[ME].dialogue.exchanges) == 2
+
+
+def test_a_history_far_too_long_slides_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client sets five hundred turns: they are looked through a few times, not once for each that goes."""
+    looks: Counter[str] = Counter()
+    tokens = Dialogue.tokens
+
+    def counted(self: Dialogue) -> list[int]:
+        looks["tokens"] += 1
+        return tokens(self)
+
+    monkeypatch.setattr(Dialogue, "tokens", counted)
+    simulation = Simulation(until_ms=300)
+    simulation.connect()
+    order(simulation, 100, HistorySet(ME, tuple(past(50) for _ in range(500)), "say 3"))
+    simulation.run()
+
+    assert simulation.core.monitor["exchanges_slid"] == 492
+    assert looks["tokens"] < 25
