@@ -261,11 +261,14 @@ class Dialogue:
             in_view=self.in_view,
         )
 
-    def slide(self) -> int:
-        """Forget the oldest exchange; returns how many tokens went, 0 when there is none."""
-        if not self.exchanges:
-            return 0
-        return len(self.exchanges.pop(0).tokens)
+    def slide(self, at_least: int = 1) -> int:
+        """Forget the oldest exchanges, until so many tokens have gone or none is left. Returns how many have gone."""
+        gone = count = 0
+        while gone < at_least and count < len(self.exchanges):
+            gone += len(self.exchanges[count].tokens)
+            count += 1
+        del self.exchanges[:count]
+        return gone
 
 
 def _says(exchange: Exchange, turn: PastTurn) -> bool:
@@ -335,8 +338,12 @@ class Context:
         return len(self.want) - len(self.ids)
 
     def may_grow(self, tokens: int) -> bool:
-        """Whether its bounds leave room for what is wanted, so many tokens more and a branch for words over a reply."""
-        return self._pages.may_grow(self.id, self.behind + tokens + BRANCH_PAGES * self._pages.spec.page_tokens)
+        """Whether its bounds leave room for what is wanted, so many tokens more and a branch for words over a reply. No
+        more than a quarter of the whole is kept free for these, or a small context would remember nothing.
+        """
+        size = self._pages.spec.page_tokens
+        whole = (self._pages.spec.session_slots or self._pages.pages_max) * size
+        return self._pages.may_grow(self.id, self.behind + min(tokens + BRANCH_PAGES * size, whole // 4))
 
     def launch(self, work: WorkId, *, steps: int, feed_max: int, label: CacheClass = CacheClass.INGEST) -> Feed:
         """Append the next tokens (and room for `steps` decoded ones). Raises ArenaFull and appends nothing when short.
@@ -483,8 +490,8 @@ class Context:
         self._resident = _index_after(self._resident, start, held)
 
     def prefill_anew(self) -> bool:
-        """Drop all keys but anchors and long-term tokens, when those that follow lie on more pages than they need.
-        False when they do not, and nothing has changed.
+        """Drop all keys but anchors and long-term tokens, if those that follow lie on more pages than they need. False,
+        and nothing has changed, if they do not.
         """
         if not self._pages.lies_scattered(self.id):
             return False

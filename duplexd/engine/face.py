@@ -587,7 +587,9 @@ class Face:
     def _generate_job(self, passing: Passing, fence: FenceId, now: Nanos) -> GenerateJob:
         assert self._histories is not None
         chunk = passing.chunk
-        lease = self._stores.lease(self._own.motion, self.id, CacheClass.CURRENT, "generate")
+        lease = self._stores.lease(
+            self._own.motion, self.id, CacheClass.CURRENT, "generate", chunk=chunk.chunk_id, epoch=chunk.epoch
+        )
         window = self._histories.begin(chunk.chunk_id, chunk.epoch, fence=fence)
         assert window is not None, f"offered without room: {self._histories.refusal}"
         self._drawn[chunk.chunk_id] = _Drawn(lease, self._senses(chunk.span.start))

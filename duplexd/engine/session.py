@@ -972,16 +972,16 @@ class Session:
         beginning of a turn that is too long by itself; anchor and instructions never. Pages are a bound of their own,
         since every cut and every branch may leave one partly filled.
         """
-        while self._crowded and (self._slide() or self._forget_words()):
+        while (surplus := self._surplus) > 0 and (self._slide(surplus) or self._forget_words()):
             pass
         self._follow()
         while self._short_of_pages and self._slide():
             pass
 
     @property
-    def _crowded(self) -> bool:
-        """What stands before the reply takes the tokens that a reply needs."""
-        return len(self.dialogue.tokens()) - len(self.dialogue.reply) > self._tokens_max
+    def _surplus(self) -> int:
+        """Tokens by which what stands before the reply takes the room that a reply needs."""
+        return len(self.dialogue.tokens()) - len(self.dialogue.reply) - self._tokens_max
 
     @property
     def _short_of_pages(self) -> bool:
@@ -990,9 +990,10 @@ class Session:
             return False
         return not self.context.may_grow(self._plan.reply_tokens_max + MARKS_MAX)
 
-    def _slide(self) -> bool:
-        """Forget the oldest exchange; False when there is none. All keys that stay are kept."""
-        if not self.dialogue.exchanges:
+    def _slide(self, at_least: int = 1) -> bool:
+        """Forget the oldest exchanges, so many tokens of them; False when there is none. Keys that stay are kept."""
+        count = len(self.dialogue.exchanges)
+        if not count:
             return False
         # A guess supposes a dialogue that is about to change. So does a branch: its words wait as text.
         self._drop_speculation()
@@ -1000,11 +1001,11 @@ class Session:
         self.context.follow(self.dialogue.tokens())
         self.dialogue.long_term = self.context.slide(
             len(self.dialogue.anchor),
-            self.dialogue.slide(),
+            self.dialogue.slide(at_least),
             skip=self.dialogue.instructed_tokens,
             keep=self._plan.long_term_tokens,
         )
-        self._monitor.count("exchanges_slid")
+        self._monitor.count("exchanges_slid", count - len(self.dialogue.exchanges))
         return True
 
     def _forget_words(self) -> bool:

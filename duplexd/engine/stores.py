@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from duplexd.engine.dialogue import Context
 from duplexd.errors import SessionRefused
-from duplexd.ids import Epoch, FenceId, SessionId
+from duplexd.ids import ChunkId, Epoch, FenceId, SessionId
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.guards import After, Freed, Passed
 from duplexd.memory.layout import ArenaLayout, PartitionSpec
-from duplexd.memory.ledger import COUNTED, Lease, SlotLedger
+from duplexd.memory.ledger import COUNTED, FIRST_EPOCH, NO_CHUNK, Lease, SlotLedger
 from duplexd.memory.pages import PageLedger, Usage
 from duplexd.messages import SessionBytes
 
@@ -132,8 +132,18 @@ class Stores:
         context = self.pages.open(session, prefix=self.anchor.id)
         return Context(self.pages, context, tokens[: self.pages.length(context)])
 
-    def lease(self, ledger: SlotLedger, session: SessionId, label: CacheClass, stage: str) -> Lease:
-        lease = ledger.lease(session, label, stage=stage)
+    def lease(
+        self,
+        ledger: SlotLedger,
+        session: SessionId,
+        label: CacheClass,
+        stage: str,
+        *,
+        chunk: ChunkId = NO_CHUNK,
+        epoch: Epoch = FIRST_EPOCH,
+    ) -> Lease:
+        """A slot of a session, for one chunk of it or for all its life. Raises SessionRefused when none is free."""
+        lease = ledger.lease(session, label, chunk=chunk, epoch=epoch, stage=stage)
         if lease is None:
             raise SessionRefused(
                 f"session {session} needs a slot of {ledger.spec.name} and {ledger.free_count} of {ledger.spec.count} "

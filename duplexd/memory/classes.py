@@ -1,15 +1,18 @@
 """Cache classes: what a slot holds, how long it lives, how it leaves, how it gets its positions (DESIGN §2, seed 000).
 
-class      lifetime   evictions          positions
-ANCHOR     session    pinned             first: never move
-RECENT     window     sliding            given at read
-CURRENT    epoch      with epoch         given at read
-INGEST     window     sliding            given at read
-LONG_TERM  session    compress, offload  given at read
+class      lifetime   evictions                   positions
+ANCHOR     session    pinned                      first: never move
+RECENT     window     sliding, compress, offload  given at read
+CURRENT    epoch      with epoch                  given at read
+INGEST     window     sliding, compress, offload  given at read
+LONG_TERM  session    compress, offload           given at read
 
 `compress` is the model's own rule: what slides out of a window is folded into a LONG_TERM slot of fixed size first, and
 freed afterwards (`histories.py`); what slides out of a context, into LONG_TERM tokens behind its anchors (`pages.py`).
 Whoever may still be interrupted back to it has not slid out, so nothing is unfolded.
+
+`offload` is for pages alone: a ring is small and read for every chunk. A context leaves only when none of its tokens is
+of a class that must not. While it is away all of it counts as LONG_TERM.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class Eviction(Enum):
     SLIDING = "sliding"  #: the oldest leave first
     WITH_EPOCH = "with_epoch"  #: all at once, behind the fences of what may still write them
     OFFLOAD = "offload"  #: its bytes go to host memory
-    COMPRESS = "compress"  #: the model folds the older into the same bytes
+    COMPRESS = "compress"  #: the model folds it into LONG_TERM bytes, and the older of these into the same
 
 
 class PositionPolicy(Enum):
@@ -70,8 +73,8 @@ def _rule(lifetime: Lifetime, *evictions: Eviction, positions: PositionPolicy = 
 
 RULES: dict[CacheClass, ClassRule] = {
     CacheClass.ANCHOR: _rule(Lifetime.SESSION, Eviction.PINNED, positions=PositionPolicy.FIRST),
-    CacheClass.RECENT: _rule(Lifetime.WINDOW, Eviction.SLIDING),
+    CacheClass.RECENT: _rule(Lifetime.WINDOW, Eviction.SLIDING, Eviction.COMPRESS, Eviction.OFFLOAD),
     CacheClass.CURRENT: _rule(Lifetime.EPOCH, Eviction.WITH_EPOCH),
-    CacheClass.INGEST: _rule(Lifetime.WINDOW, Eviction.SLIDING),
+    CacheClass.INGEST: _rule(Lifetime.WINDOW, Eviction.SLIDING, Eviction.COMPRESS, Eviction.OFFLOAD),
     CacheClass.LONG_TERM: _rule(Lifetime.SESSION, Eviction.COMPRESS, Eviction.OFFLOAD),
 }

@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
 
 class Away(NamedTuple):
-    """Neighbouring tokens of a context in host memory, on the image of one page. Two that lay on one page share it."""
+    """Neighbouring tokens of one context in host memory, on the image of a page. Two that lay on one page share it."""
 
     lease: Lease  #: of a slot of the host partition
     page: int  #: it is the image of; another context may have that page by now
@@ -149,7 +149,8 @@ class PageLedger:
     Args:    spec: the partition; `session_slots` bounds the pages a session owns (retiring ones included),
              `shared_slots` those the engine owns.
              pages_max: the longest table, in extents; 0 means the whole partition. Every cut and every fork may leave
-             one page partly filled, so a context bounded to n tokens needs n / page_tokens plus two per turn it keeps.
+             one page partly filled, so a context that shall keep n tokens of t turns needs n / page_tokens + 2 t; with
+             fewer, the pages bound what it keeps, and its owner slides it.
              contexts_max: contexts open at once, branches included.
              passed, freed: as for `SlotLedger`; `freed` is given token slots.
              host: slots of host memory, one for the image of one page; None: nothing is ever offloaded.
@@ -326,7 +327,7 @@ class PageLedger:
                  long-term tokens before them are offloaded.
         """
         table = self._context(context)
-        self._check_slide(context, table, drop, skip)
+        self._check_slide(context, table, drop, skip, Eviction.SLIDING)
         self._census.note(context)
         if drop:
             self._slide(table, drop, skip, self._guards.pending(after))
@@ -343,7 +344,7 @@ class PageLedger:
         """
         table = self._resident(context)
         first = not table.long_term
-        self._check_slide(context, table, drop, skip)
+        self._check_slide(context, table, drop, skip, Eviction.COMPRESS)
         if not 0 < keep <= drop or (not first and keep != table.long_term):
             raise LedgerError(
                 f"context {context} keeps {table.long_term} long-term tokens: {drop} do not go into {keep}"
@@ -369,13 +370,13 @@ class PageLedger:
         """What waits for `old` waits for `new`: the launch that `old` stood for has its name now."""
         self._guards.rename(old, new)
 
-    def _check_slide(self, context: ContextId, table: _Context, drop: int, skip: int) -> None:
+    def _check_slide(self, context: ContextId, table: _Context, drop: int, skip: int, how: Eviction) -> None:
         movable = table.length - table.pinned - table.long_term - skip
         if skip < 0 or not 0 <= drop <= movable:
             raise LedgerError(f"context {context} has {movable} tokens that may slide, not {drop}")
         if len(table.slots) < table.pinned + table.long_term:
             raise LedgerError(f"context {context}: its long-term tokens are offloaded; restore or cut it first")
-        _check_sliding(context, _without_first_runs(table.runs, table.long_term + skip), drop)
+        _check_leaving(context, _without_first_runs(table.runs, table.long_term + skip), drop, how)
 
     def _slide(self, table: _Context, drop: int, skip: int, pending: tuple[FenceId, ...]) -> None:
         stays = table.long_term + skip
@@ -591,7 +592,7 @@ class PageLedger:
 
     def _leaving(self, table: _Context) -> list[Extent]:
         """Extents that may be offloaded, the last first."""
-        if any(label is CacheClass.CURRENT for label, _ in table.runs):
+        if any(Eviction.OFFLOAD not in RULES[label].evictions for label, _ in table.runs):
             return []
         movable = table.extents[len(_first(table.extents, table.pinned)) :]
         own = Counter(extent.page for extent in movable)
@@ -940,11 +941,13 @@ def _repinned(runs: list[Run], pinned: int, at_least: int) -> list[Run]:
     return _without_first_runs(runs, at_least - pinned) if at_least > pinned else runs
 
 
-def _check_sliding(context: ContextId, runs: list[Run], drop: int) -> None:
+def _check_leaving(context: ContextId, runs: list[Run], drop: int, how: Eviction) -> None:
+    """The first `drop` tokens are of classes that leave so."""
     for label, tokens in runs:
-        if drop > 0 and {Eviction.WITH_EPOCH, Eviction.PINNED}.intersection(RULES[label].evictions):
+        if drop > 0 and how not in RULES[label].evictions:
+            verb = "slide" if how is Eviction.SLIDING else how.value
             raise LedgerError(
-                f"context {context}: {label.value} tokens do not slide ({RULES[label].lifetime.value} lifetime); "
+                f"context {context}: {label.value} tokens do not {verb} ({RULES[label].lifetime.value} lifetime); "
                 "commit or cut them first"
             )
         drop -= tokens

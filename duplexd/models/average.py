@@ -2,6 +2,8 @@
 
 1. Keys are averaged as they are stored, before RoPE: averages of rotated keys would mix positions and mean nothing.
 2. The newest of the folded chunks weighs most, and a chunk cut short weighs as much as a whole one.
+3. The engine folds contexts (`fold_tokens`). `MovingAverage` is for whoever drives `Histories` itself: no face of the
+   engine compresses, and a `FacePlan` that would is refused.
 """
 
 from __future__ import annotations

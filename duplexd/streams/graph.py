@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from duplexd.errors import ConfigError
 from duplexd.memory.histories import HistoryShape
 from duplexd.memory.layout import PartitionSpec
 from duplexd.streams.stage import FACE_ROLES, Cut, Role, Stage, StageSpec
@@ -79,6 +80,14 @@ class FacePlan(msgspec.Struct, frozen=True, kw_only=True):
     voice_before: Ticks  #: how much of its own voice before a chunk is heard, what an encoder looks back included
     voice_after: Ticks  #: how far beyond a frame its own voice is heard
     listen_delay: Ticks  #: between the end of the person's sound that is heard and the chunk
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for histories that compress: nobody launches the folds of a face in the engine."""
+        if self.history.long_term_tokens:
+            raise ConfigError(
+                f"face {self.character}: its history folds into {self.history.long_term_tokens} long-term tokens, and "
+                "the engine orders no folds of a face; set long_term_tokens to 0"
+            )
 
     @property
     def chunk(self) -> Ticks:

@@ -238,8 +238,12 @@ def test_keys_after_guesses_kept_and_dropped_equal_a_fresh_prefill(seed: int, tm
 
 @pytest.mark.parametrize("seed", range(3))
 def test_keys_that_were_away_equal_a_fresh_prefill(seed: int, tmp_path: Path) -> None:
-    """Three people talk in turn over memory for one, interrupt and are interrupted; the last to talk had been away."""
-    simulation = ThinkingSimulation(tmp_path / "tiny", seed=seed, until_ms=56_000, sessions=3, resident=1, pages=20)
+    """Three people talk in turn over memory for one, interrupt and are interrupted; the last to talk had been away. One
+    layer: what slides out where pages are short leaves no trace in the keys that stay.
+    """
+    simulation = ThinkingSimulation(
+        tmp_path / "tiny", seed=seed, until_ms=56_000, sessions=3, resident=1, pages=20, layers=1
+    )
     rng = Random(seed)
     for session in (1, 2, 3):
         listener = simulation.connect(session, at_ms=200, network=SimNetwork(delay=ms(12), buffer=ms(80)))
@@ -325,8 +329,12 @@ def test_keys_that_slid_behind_instructions_equal_a_fresh_prefill(pages: int, tm
     simulation.run()
     live = simulation.core.sessions[SessionId(1)]
 
+    stage = simulation.thinker.spec.name
+    jobs = [launch.jobs[0] for at, launch in simulation.world.launches if launch.stage == stage and at > ms(25_000)]
+
     assert simulation.core.monitor["exchanges_slid"] > 3
-    assert live.context.ids[5:12] == live.dialogue.tokens()[5:12] == TinyDialect().instruct("answer as briefly as you can")
+    assert min(job.past for job in jobs) >= 12
+    assert live.context.ids[5:12] == TinyDialect().instruct("answer as briefly as you can")
     assert not [n for n in simulation.final_states().values() if ResponseState.FAILED in n]
     check_memory(simulation)
 

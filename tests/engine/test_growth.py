@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from random import Random
 from typing import Any
 
 import pytest
 
+from duplexd.engine.dialogue import Dialogue
 from duplexd.engine.simulator import SimNetwork
 from duplexd.ids import SessionId, WorkId
+from duplexd.memory.classes import CacheClass
 from duplexd.messages import ConditionSet, HistorySet, InputRefusal, PastTurn, ReplyWanted, ResponseState
 from duplexd.models.clock.language import INSTRUCT, WORD
 from duplexd.streams.stage import ThinkJob
@@ -150,3 +153,44 @@ def test_a_turn_that_lies_on_too_many_pages_is_laid_side_by_side() -> None:
     assert simulation.core.monitor["contexts_prefilled_anew"] == 1
     assert simulation.final_states() == {1: [ResponseState.COMPLETED]}
     assert simulation.history()[1].words == 32
+
+
+def test_a_guess_without_pages_is_given_up_and_the_turn_is_answered_when_it_has_ended() -> None:
+    """Somebody else's pages count as this session's for a moment: nothing is forgotten for a guess."""
+    simulation = Simulation(until_ms=9000, **BOUNDS | {"sessions_max": 4})
+    listener = simulation.connect()
+    order(simulation, 100, HistorySet(ME, (past(26),), ""))
+    listener.say(beep(700), at=ms(500))
+    pages, taken = simulation.core.stores.pages, []
+
+    def take() -> None:
+        taken.append(pages.open(ME))
+        while pages.append(taken[0], 1, CacheClass.RECENT):
+            pass
+
+    simulation.world.at(ms(860), take)
+    simulation.world.at(ms(1400), lambda: pages.close(taken[0], after=None))
+    simulation.run()
+
+    assert simulation.core.monitor["speculations_without_room"] == 1
+    assert simulation.final_states() == {1: [ResponseState.COMPLETED]}
+    assert len(simulation.core.sessions[ME].dialogue.exchanges) == 2
+
+
+def test_a_history_far_too_long_slides_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client sets five hundred turns: they are looked through a few times, not once for each that goes."""
+    looks: Counter[str] = Counter()
+    tokens = Dialogue.tokens
+
+    def counted(self: Dialogue) -> list[int]:
+        looks["tokens"] += 1
+        return tokens(self)
+
+    monkeypatch.setattr(Dialogue, "tokens", counted)
+    simulation = Simulation(until_ms=300)
+    simulation.connect()
+    order(simulation, 100, HistorySet(ME, tuple(past(50) for _ in range(500)), "say 3"))
+    simulation.run()
+
+    assert simulation.core.monitor["exchanges_slid"] == 492
+    assert looks["tokens"] < 25

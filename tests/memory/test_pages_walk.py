@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from duplexd.errors import LedgerError
 from duplexd.ids import ContextId, FenceId, SessionId
-from duplexd.memory.classes import CacheClass
+from duplexd.memory.classes import RULES, CacheClass, Eviction
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec, host_partition
 from duplexd.memory.ledger import SlotLedger
 from duplexd.memory.pages import PageLedger
@@ -167,3 +168,27 @@ def test_a_context_says_whether_it_may_grow_before_it_is_refused(tokens: int, fi
 
     assert walk.pages.may_grow(walk.context, tokens) is fits
     assert walk.pages.append(walk.context, tokens, CacheClass.RECENT) is fits
+
+
+@pytest.mark.parametrize("label", [CacheClass.RECENT, CacheClass.INGEST, CacheClass.CURRENT])
+def test_tokens_leave_as_the_table_of_their_class_says(label: CacheClass) -> None:
+    """What the ledger lets go by sliding, folding or a copy to the host is what the table allows."""
+
+    def leaves(how: Eviction) -> bool:
+        walk = Walk(0)
+        assert walk.pages.append(walk.context, 8, label)
+        try:
+            match how:
+                case Eviction.SLIDING:
+                    walk.pages.slide(walk.context, 4)
+                case Eviction.COMPRESS:
+                    walk.pages.compress(walk.context, 4, keep=2, after=None)
+                case _:
+                    return bool(walk.pages.offload(walk.context, pages_max=9, fence=FenceId(1)))
+        except LedgerError as error:
+            assert "do not" in str(error)  # noqa: PT017
+            return False
+        return True
+
+    ways = {Eviction.SLIDING, Eviction.COMPRESS, Eviction.OFFLOAD}
+    assert {how for how in ways if leaves(how)} == ways.intersection(RULES[label].evictions)

@@ -23,7 +23,8 @@ from duplexd.streams.stage import Cut, Stage
 from duplexd.units import text_from_bytes, ticks_from_ms
 
 PAGE_TOKENS = 16
-#: Every kept cut or branch may leave one page partly filled; a context of 1024 tokens holds some twenty turns.
+#: Every kept cut or branch may leave one page partly filled. Some twenty interrupted turns fit; where there are more,
+#: and shorter ones, the oldest slides out before the tokens are full.
 SPARE_PAGES = 24
 LATENTS_PER_SESSION = 3
 CLAUSE_MAX = ticks_from_ms(3000)
