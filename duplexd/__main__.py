@@ -14,7 +14,7 @@ import msgspec
 
 from duplexd import __version__, weights
 from duplexd.config import Config, describe, load
-from duplexd.errors import DuplexdError
+from duplexd.errors import ConfigError, DuplexdError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         commands, "check-model", check_model, "try every promise of a model's stages on the stages themselves"
     )
     check.add_argument("name", help="an installed family, or face")
+    check.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; the face's suite knows only cpu")
     from duplexd.bench.command import add_bench
 
     add_bench(commands)
@@ -185,12 +186,17 @@ def watch(options: argparse.Namespace) -> int:
 def check_model(options: argparse.Namespace) -> int:
     from importlib.metadata import entry_points
 
-    from duplexd.engine.process import load_plan
+    from duplexd.engine.process import CPU, check_device, load_plan
     from duplexd.models.contract import Finding, check_plan
 
+    check_device(options.device)
     own = {entry.name: entry for entry in entry_points(group="duplexd.contracts")}
+    if options.name in own and options.device != CPU:
+        raise ConfigError(f"the suite of {options.name} runs on {CPU} only, not on {options.device}")
     findings: list[Finding] = (
-        own[options.name].load()() if options.name in own else check_plan(load_plan(options.name, {}))
+        own[options.name].load()()
+        if options.name in own
+        else check_plan(load_plan(options.name, {}, device=options.device), device=options.device)
     )
     for finding in findings:
         print(f"{finding.stage:18}{finding.rule:24}{'BROKEN: ' + finding.fault if finding.fault else 'holds'}")

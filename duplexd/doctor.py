@@ -65,6 +65,9 @@ def _guarded(name: str, check: Callable[[], Check]) -> Iterator[Check]:
 def _torch(config: Config) -> Check:
     import torch
 
+    from duplexd.engine.process import check_device
+
+    check_device(config.device)
     device = torch.device(config.device)
     torch.ones(2, device=device).sum().item()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

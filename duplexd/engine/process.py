@@ -30,12 +30,14 @@ from duplexd.errors import ConfigError, DuplexdError
 from duplexd.media.endpoint import EndpointRule, Scale, default_rule
 from duplexd.memory.layout import ArenaLayout, PartitionSpec, host_partition, resident_layout
 from duplexd.streams.graph import ModelPlan, face_lanes
+from duplexd.streams.lane import Fences, HostLane, Lane, StreamLane
 from duplexd.streams.mover import BANDWIDTH, Mover, mover_spec
 from duplexd.streams.stage import FACE_ROLES, Role, Stage, StageSpec
 from duplexd.units import NANOS_PER_SECOND, Nanos, nanos_from_ms, text_from_bytes, ticks_from_ms
 
 #: Threads that make pictures get what those of the voice leave (nice 10, see `HostLane`).
 FACE_PRIORITY = -2
+CPU, CUDA = "cpu", "cuda"
 LOAD_WITHIN = Nanos(180 * NANOS_PER_SECOND)
 CLOSE_WITHIN = Nanos(2 * NANOS_PER_SECOND)
 
@@ -53,7 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lanes_target: float = TARGET  #: utilisation beyond which late listeners cost places; 0: places stay as declared
     policy: str = "interaction"
     policy_options: dict[str, str] = {}
-    device: str = "cpu"
+    device: str = CPU
     speculation: bool = True
     model_options: dict[str, str] = {}
     faceless: str = ""  #: why the model's own face, which was wanted, is not shown; filled in by the engine
@@ -65,14 +67,17 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace_bytes_max: int = 256_000_000
 
 
-def load_plan(model: str, options: Mapping[str, str]) -> ModelPlan:
-    """A model family by its entry point. Raises ConfigError with the names there are."""
+def load_plan(model: str, options: Mapping[str, str], *, device: str = CPU) -> ModelPlan:
+    """A model family by its entry point, for a device (`check_device`).
+
+    Raises:  ConfigError with the names there are, or when the family does not know the option `device`.
+    """
     found = entry_points(group="duplexd.models")
     names = sorted({entry.name for entry in found})
     entry = next((entry for entry in found if entry.name == model), None)
     if entry is None:
         raise ConfigError(f"there is no model {model!r}; installed are {', '.join(names) or 'none'}")
-    plan = entry.load()(options)
+    plan = entry.load()(options if device == CPU else {**options, "device": device})
     assert isinstance(plan, ModelPlan)
     return plan
 
@@ -86,6 +91,33 @@ def with_face_of(plan: ModelPlan, config: EngineConfig) -> EngineConfig:
     shown = NO_FACE if plan.face is None else plan.face.character
     options = {**config.model_options, "face": shown}
     return msgspec.structs.replace(config, model_options=options, faceless=plan.faceless)
+
+
+def check_device(device: str) -> None:
+    """Raises ConfigError unless the engine can run there: on the CPU, or on a CUDA device that torch sees."""
+    import torch
+
+    kind, _, index = device.partition(":")
+    if kind not in (CPU, CUDA) or (index and not (kind == CUDA and index.isdigit())):
+        raise ConfigError(f"device is {device!r}; allowed are {CPU}, {CUDA} and {CUDA}:NUMBER")
+    there = torch.cuda.device_count() if kind == CUDA else 1
+    if int(index or 0) >= there:
+        raise ConfigError(f"device is {device!r}; torch {torch.__version__} sees {there} CUDA devices")
+
+
+def lanes_of(stages: Mapping[str, Stage], device: str) -> dict[str, Lane]:
+    """A lane for every name that stages give: worker threads, on a CUDA device each with a stream of its own."""
+    fences = Fences()
+    calm = face_lanes(stage.spec for stage in stages.values())
+    lanes: dict[str, Lane] = {}
+    for name in dict.fromkeys(stage.spec.lane for stage in stages.values()):
+        priority = FACE_PRIORITY if name in calm else 0
+        lanes[name] = (
+            HostLane(name, fences, priority=priority)
+            if device == CPU
+            else StreamLane(name, fences, priority=priority, device=device)
+        )
+    return lanes
 
 
 def layout_of(plan: ModelPlan, sessions_max: int, sessions_resident: int = 0) -> ArenaLayout:
@@ -248,27 +280,23 @@ def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
 
     from duplexd.memory.arena import Arena
     from duplexd.streams.executor import Executor
-    from duplexd.streams.lane import Fences, HostLane
 
+    check_device(config.device)
     torch.set_num_threads(1)  # Lanes overlap each other; threads inside an op only fight them for two cores.
     torch.set_grad_enabled(False)
+    # On CUDA, convolutions would round to 10 bits of mantissa: a voice in chunks would not equal the voice whole.
+    torch.backends.cudnn.allow_tf32 = False
     # Lanes hand the interpreter over often: with the default of 5 ms a 0.1 ms copy waits behind a decoding step.
     sys.setswitchinterval(0.0005)
-    plan = load_plan(config.model, config.model_options)
+    plan = load_plan(config.model, config.model_options, device=config.device)
     config = with_face_of(plan, config)
     if config.faceless:
         log.warning("the character has no face: %s", config.faceless)
     layout = layout_of(plan, config.sessions_max, config.sessions_resident)
     log.info("arena of %s\n%s", plan.name, layout.describe())
     stages = stages_of(plan, layout, config.sessions_max)
-    fences = Fences()
-    calm = face_lanes(stage.spec for stage in stages.values())
-    lanes = {
-        lane: HostLane(lane, fences, priority=FACE_PRIORITY if lane in calm else 0)
-        for lane in dict.fromkeys(stage.spec.lane for stage in stages.values())
-    }
-    executor = Executor(stages, lanes, media)
-    cores = os.cpu_count() if config.device == "cpu" else None
+    executor = Executor(stages, lanes_of(stages, config.device), media)
+    cores = os.cpu_count() if config.device == CPU else None
     writer = trace_of(config, plan, cores=cores)
     executor.open()
     try:

@@ -74,7 +74,7 @@ def core_from(header: Header) -> tuple[EngineCore, ModelPlan]:
         raise TraceError(
             f"the trace was written by duplexd {header.version}, whose engine had another configuration: {error}"
         ) from error
-    plan = load_plan(config.model, config.model_options)
+    plan = load_plan(config.model, config.model_options, device=config.device)
     layout = layout_of(plan, config.sessions_max, config.sessions_resident)
     return core_of(config, plan, layout, cores=header.cores), plan
 

@@ -37,6 +37,8 @@ class Arena:
                 f"{device} has no {layout.total_bytes:,} bytes for the arena ({error}); lower sessions_max:\n"
                 f"{layout.describe()}"
             ) from error
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # it was cleared on a stream that no lane waits for
         self._fields = {name: self._view(placement) for name, placement in layout.placements.items()}
 
     def _view(self, placement: Placement) -> torch.Tensor:
@@ -110,10 +112,16 @@ class Shelf:
         return view
 
     def place_all(self, module: nn.Module) -> None:
-        """Every parameter and buffer of a module, in place."""
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                tensor.data = self.place(tensor.data)
+        """Every parameter and buffer of a module, in the order of `sizes_of`; it then computes with the views."""
+        placed: dict[nn.Parameter, nn.Parameter] = {}  # one that two submodules share stays shared
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            if parameter not in placed:
+                placed[parameter] = nn.Parameter(self.place(parameter.data), requires_grad=False)
+            owner, own = _owner(module, name)
+            owner.register_parameter(own, placed[parameter])
+        for name, buffer in list(module.named_buffers()):
+            owner, own = _owner(module, name)
+            setattr(owner, own, self.place(buffer))
 
     def close(self) -> None:
         """Raises ModelError when less was placed than was promised: the rest would be claimed and never used."""
@@ -121,6 +129,12 @@ class Shelf:
             raise ModelError(
                 f"{self.spec.name}: {self._placed} of {len(self._bytes)} bytes were placed: the header promised more"
             )
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The submodule that has a parameter of this dotted name, and its name there."""
+    path, _, own = name.rpartition(".")
+    return module.get_submodule(path), own
 
 
 def sizes_of(module: nn.Module) -> list[int]:

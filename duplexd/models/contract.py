@@ -152,18 +152,22 @@ def tried(stage: str, rule: str, attempt: Callable[[], None]) -> Finding:
 
 def same(first: Any, second: Any, what: str, *, within: float = 0.0) -> None:
     """Raises AssertionError unless two arrays agree."""
-    a, b = (np.asarray(each, np.float64) for each in (first, second))
+    a, b = (_host(each) for each in (first, second))
     assert a.shape == b.shape, f"{what}: shapes {a.shape} and {b.shape}"
     off = float(np.abs(a - b).max()) if a.size else 0.0
     assert off <= within, f"{what}: {off:.3g} apart, at most {within:.3g} is allowed"
 
 
+def _host(values: Any) -> npt.NDArray[np.float64]:
+    return np.asarray(values.cpu() if isinstance(values, Tensor) else values, np.float64)
+
+
 # The suite of a plan --------------------------------------------------------------------------------------------------
 
 
-def check_plan(plan: ModelPlan) -> list[Finding]:
+def check_plan(plan: ModelPlan, *, device: str = "cpu") -> list[Finding]:
     """Every rule for every stage of the conversation; a drawn face has its own suite (models/face/contract.py)."""
-    suite = Suite(plan)
+    suite = Suite(plan, device=device)
     checks = {
         Role.COPY: suite.copy,
         Role.LISTEN: suite.listen,
@@ -185,9 +189,9 @@ def check_plan(plan: ModelPlan) -> list[Finding]:
 class Suite:
     """One plan, two sessions."""
 
-    def __init__(self, plan: ModelPlan) -> None:
+    def __init__(self, plan: ModelPlan, *, device: str = "cpu") -> None:
         self.plan, self.memory = plan, Memory()
-        self.arena = Arena(ArenaLayout(plan.partitions(2)))
+        self.arena = Arena(ArenaLayout(plan.partitions(2)), device)
         self.poison()
         self.stages = plan.build()
         for stage in self.stages.values():
@@ -246,7 +250,8 @@ class Suite:
 
     def _stateless(self, name: str, job: Callable[[], Any]) -> list[Finding]:
         stage = self.stages[name]
-        self.ring(0)[: 2 * INPUT_RATE] = torch.from_numpy(self._sound(2 * INPUT_RATE).astype(np.float32) / 32768)
+        sound = torch.from_numpy(self._sound(2 * INPUT_RATE).astype(np.float32) / 32768)
+        self.ring(0)[: 2 * INPUT_RATE].copy_(sound)
 
         def redo() -> None:
             first, second = (result_of(stage, job(), self.memory) for _ in range(2))
@@ -336,7 +341,11 @@ class Suite:
         for (partition, field), placement in self.arena.layout.placements.items():
             if partition == "pages":
                 view = self.arena.field(partition, field)
-                parts.append(view.index_select(placement.slot_axis, torch.tensor(list(slots))).double().flatten())
+                parts.append(
+                    view.index_select(placement.slot_axis, torch.tensor(list(slots), device=view.device))
+                    .double()
+                    .flatten()
+                )
         return torch.cat(parts)
 
     # Talk and render
@@ -464,7 +473,7 @@ class Suite:
 
 def _plain(parts: Sequence[Tensor]) -> npt.NDArray[np.float64]:
     """Flat; what was never written counts as 0."""
-    flat = np.concatenate([part.double().flatten().numpy() for part in parts])
+    flat = np.concatenate([part.double().flatten().cpu().numpy() for part in parts])
     return np.asarray(np.nan_to_num(flat, nan=0.0), np.float64)
 
 

@@ -554,7 +554,7 @@ def choose_attention(
 
 def _block_obstacle(shape: AttentionShape, stored: torch.dtype, device: torch.device) -> str:
     """Why the flash kernels cannot be used; empty when they can."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():
         return f"device {device}"
     if stored not in (torch.float16, torch.bfloat16):
         return f"{_name(stored)}, only for float16 and bfloat16"

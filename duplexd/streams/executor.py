@@ -22,7 +22,7 @@ import msgspec
 from duplexd import clock
 from duplexd.errors import ConfigError, ModelError
 from duplexd.ids import FenceId, WorkId
-from duplexd.streams.lane import Finished, Lane, LaneFull
+from duplexd.streams.lane import DeviceLost, Finished, Lane, LaneFull
 from duplexd.streams.stage import Stage
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 
@@ -185,7 +185,10 @@ class Executor:
     # Completing ------------------------------------------------------------------------------------------------------
 
     def completions(self) -> list[Completion]:
-        """What has ended since the last call, each lane's in order. Polls the lanes; never waits."""
+        """What has ended since the last call, each lane's in order. Polls the lanes; never waits.
+
+        Raises:  DeviceLost: nothing of this engine can go on.
+        """
         return [self._complete(end) for end in self._collect()]
 
     def fileno(self) -> int:
@@ -212,7 +215,10 @@ class Executor:
             os.eventfd_read(self._bell)  # before the queue: a ring in between is heard again
         ends = []
         while self._ended:
-            ends.append(self._ended.popleft())
+            end = self._ended.popleft()
+            if isinstance(end.error, DeviceLost):
+                raise end.error
+            ends.append(end)
         return ends
 
     def _complete(self, end: Finished) -> Completion:

@@ -9,10 +9,12 @@
 
     InlineLane     runs at once, on the caller's thread: the plain version
     HostLane       one worker thread
+    StreamLane     one worker thread with a CUDA stream of its own, which it waits for at the end of each piece of work
     CudaLane       one CUDA stream; the caller's thread enqueues kernels and polls events
     AdversaryLane  runs as late as the fences allow, in an order drawn from a seed: finds missing waits without a device
 
-`finished` is called on the worker thread of a HostLane, and on the submitting or polling thread of every other lane.
+`finished` is called on the worker thread of a HostLane or StreamLane, and on the submitting or polling thread of every
+other lane.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -53,6 +56,10 @@ class LaneClosed(LaneError):
 
 class WorkCancelled(LaneError):
     """The work was cancelled before it began."""
+
+
+class DeviceLost(LaneError):
+    """A fault of the device: its context is gone with everything in it, and the process has to end."""
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -226,10 +233,13 @@ class _QueuedLane:
             self._end_unrun(entry, WorkCancelled(f"work {entry.fence} on lane {self.name} was cancelled"))
             return
         self._running_since = started = self._now()
-        value, error = _outcome(entry.work)
+        value, error = self._perform(entry.work)
         ended = self._now()
         self._running_since = None
         self._end(Finished(entry.fence, value, error, started, ended))
+
+    def _perform(self, work: Work) -> tuple[Any, BaseException | None]:
+        return _outcome(work)
 
     def _end_unrun(self, entry: _Entry, error: LaneError) -> None:
         now = self._now()
@@ -354,6 +364,61 @@ class HostLane(_QueuedLane):
             os.setpriority(os.PRIO_PROCESS, thread, min(19, nice))
 
 
+class StreamLane(HostLane):
+    """A worker thread with a CUDA stream of its own: the lane of stages that read figures back while they run.
+
+    1. Work runs with the lane's stream as the current one. Its fence passes when the stream is idle, so whoever waits
+       for the fence, on whatever lane, needs no event. Waiting for the stream costs this thread, not the engine's.
+    2. Also work that raised is waited for: kernels enqueued before still run, and write.
+    3. A device fault ends its work with `DeviceLost`; the executor raises that on the engine's thread.
+    4. As with a CudaLane, only the arena is shared between streams.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fences: Fences,
+        *,
+        queue_max: int = 64,
+        priority: int = 0,
+        device: str = "cuda",
+        now: Now = clock.now,
+    ) -> None:
+        super().__init__(name, fences, queue_max=queue_max, priority=priority, now=now)
+        self.stream = _stream(device, priority)
+
+    def _perform(self, work: Work) -> tuple[Any, BaseException | None]:
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            value, error = _outcome(partial(self._waited, work))
+            if error is not None:
+                error = self._settled(error)
+        return value, error
+
+    def _waited(self, work: Work) -> Any:
+        value = work()
+        self.stream.synchronize()
+        return value
+
+    def _settled(self, error: BaseException) -> BaseException:
+        """What an error is once the stream is idle: itself, or the loss of the device."""
+        try:
+            self.stream.synchronize()
+        except RuntimeError as fault:
+            lost = DeviceLost(f"lane {self.name}: {fault}")
+            lost.__cause__ = error
+            return lost
+        return error
+
+
+def _stream(device: str, priority: int) -> Any:
+    """A CUDA stream. CUDA counts the other way round: lower numbers are more urgent, and torch has none above 0."""
+    import torch  # here, so that a machine without a device can import this module
+
+    return torch.cuda.Stream(device, priority=-max(0, priority))  # type: ignore[no-untyped-call]
+
+
 class _InFlight(msgspec.Struct):
     """Work whose kernels are enqueued. `end` is None for cancelled work: it passes in its turn."""
 
@@ -388,11 +453,10 @@ class CudaLane(_QueuedLane):
         now: Now = clock.now,
     ) -> None:
         super().__init__(name, fences, queue_max=queue_max, priority=priority, now=now)
-        import torch  # here, so that a machine without a device can import this module
+        import torch
 
         self._cuda = torch.cuda
-        # CUDA counts the other way round: lower numbers are more urgent, and torch has none above 0.
-        self.stream = torch.cuda.Stream(device, priority=-max(0, priority))  # type: ignore[no-untyped-call]
+        self.stream = _stream(device, priority)
         self._in_flight: deque[_InFlight] = deque()
 
     @property

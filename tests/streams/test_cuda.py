@@ -14,7 +14,7 @@ from duplexd.ids import FenceId, WorkId
 from duplexd.memory.arena import Arena
 from duplexd.memory.layout import ArenaLayout, FieldSpec, PartitionKind, PartitionSpec
 from duplexd.streams.executor import Executor
-from duplexd.streams.lane import CudaLane, Fences, Finished, HostLane, Later
+from duplexd.streams.lane import CudaLane, Fences, Finished, HostLane, Later, StreamLane
 from duplexd.units import NANOS_PER_SECOND, Nanos
 
 pytestmark = [
@@ -119,6 +119,26 @@ def test_a_fault_fails_its_work_and_its_fence_waits_for_the_kernels_before_it(la
 
     assert [type(end.error) for end in lab.ends] == [ValueError, type(None)]
     assert lab.ends[1].value == "next"
+
+
+def test_a_thread_with_a_stream_ends_when_its_kernels_have(lab: Lab) -> None:
+    """The host lane reads with a stream of its own: only the fence tells it that the slow write is there."""
+    cell = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    threaded = StreamLane("threaded", lab.fences)
+    threaded.open(lab.ends.append)
+
+    def write() -> None:
+        sleep()
+        cell.fill_(5)
+
+    written = threaded.submit(write)
+    lab.host.submit(cell.item, waits=[written])
+    lab.drain()
+    assert threaded.close(within=LONG)
+
+    assert [end.value for end in lab.ends] == [None, 5.0]
+    assert lab.ends[0].ended - lab.ends[0].started > NANOS_PER_SECOND // 100
 
 
 def test_two_lanes_overlap(lab: Lab) -> None:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from toys import stage_spec
 
-from duplexd.ids import FenceId
-from duplexd.streams.lane import CudaLane, Fences, Finished, InlineLane, LaneClosed, LaneFull, Later, WorkCancelled
+from duplexd.ids import FenceId, WorkId
+from duplexd.streams.executor import Executor
+from duplexd.streams.lane import (
+    CudaLane,
+    DeviceLost,
+    Fences,
+    Finished,
+    HostLane,
+    InlineLane,
+    LaneClosed,
+    LaneFull,
+    Later,
+    StreamLane,
+    WorkCancelled,
+)
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 
 
@@ -35,9 +49,15 @@ class PaperStream:
     def __init__(self, device: str, priority: int) -> None:
         self.priority = priority
         self.given: list[Any] = []
+        self.fault = ""
 
     def wait_event(self, event: PaperEvent) -> None:
         self.given.append(("wait", event))
+
+    def synchronize(self) -> None:
+        self.given.append("idle")
+        if self.fault:
+            raise RuntimeError(self.fault)
 
 
 @contextmanager
@@ -63,11 +83,55 @@ class Paper:
 
 
 @pytest.fixture
-def paper(monkeypatch: pytest.MonkeyPatch) -> Paper:
+def on_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", PaperEvent)
     monkeypatch.setattr(torch.cuda, "Stream", PaperStream)
     monkeypatch.setattr(torch.cuda, "stream", paper_stream)
+
+
+@pytest.fixture
+def paper(on_paper: None) -> Paper:
     return Paper()
+
+
+class Toy:
+    spec = stage_spec("toy", "voice")
+
+    def load(self, arena: Any) -> None:
+        pass
+
+    def run(self, jobs: Sequence[Any], media: Any) -> list[Any]:
+        return list(jobs)
+
+
+class Threaded:
+    """A lane with a thread and a stream, and a lane of the host that waits for it."""
+
+    def __init__(self) -> None:
+        self.fences = Fences()
+        self.ends: list[Finished] = []
+        self.lane = StreamLane("voice", self.fences, priority=1)
+        self.host = HostLane("host", self.fences)
+        for lane in (self.lane, self.host):
+            lane.open(self.ends.append)
+
+    def close(self) -> None:
+        for lane in (self.lane, self.host):
+            assert lane.close(within=Nanos(5 * NANOS_PER_SECOND))
+
+    def run(self, *works: Callable[[], Any]) -> list[Finished]:
+        """Everything on the lane, and then the host's turn; the lane's ends, in order."""
+        fences = [self.lane.submit(work) for work in works]
+        after = self.host.submit(lambda: None, waits=fences)
+        assert self.fences.wait([after], unless=lambda: False)
+        return [end for end in self.ends if end.fence in fences]
+
+
+@pytest.fixture
+def threaded(on_paper: None) -> Iterator[Threaded]:
+    made = Threaded()
+    yield made
+    made.close()
 
 
 def test_a_greater_priority_is_a_lower_number_for_cuda(paper: Paper) -> None:
@@ -175,3 +239,47 @@ def test_inline_work_cannot_wait_for_a_stream_but_a_stream_for_inline_work(paper
     paper.one.poll()
 
     assert paper.ends[1].value == "after"
+
+
+# A thread with a stream -----------------------------------------------------------------------------------------------
+
+
+def test_a_thread_waits_for_its_stream_before_it_reads_and_before_its_fence_passes(threaded: Threaded) -> None:
+    stream = threaded.lane.stream
+    (end,) = threaded.run(lambda: Later(lambda: list(stream.given)))
+
+    assert end.value == ["idle"], "the figure was read when the stream was idle"
+    assert stream.priority == -1
+
+
+def test_work_that_raises_is_waited_for_and_fails_alone(threaded: Threaded) -> None:
+    def broken() -> None:
+        raise ValueError("a bad row")
+
+    bad, good = threaded.run(broken, lambda: "next")
+
+    assert isinstance(bad.error, ValueError)
+    assert threaded.lane.stream.given == ["idle", "idle"]
+    assert (good.value, good.error) == ("next", None)
+
+
+def test_a_fault_of_the_device_is_not_a_fault_of_the_row(threaded: Threaded) -> None:
+    threaded.lane.stream.fault = "CUDA error: an illegal memory access was encountered"
+    (end,) = threaded.run(lambda: "done")
+
+    assert isinstance(end.error, DeviceLost)
+    assert "illegal memory access" in str(end.error)
+
+
+def test_a_lost_device_is_raised_on_the_engines_thread(on_paper: None) -> None:
+    lane = StreamLane("voice", Fences())
+    executor = Executor({"toy": Toy()}, {"voice": lane}, None)
+    executor.open()
+    lane.stream.fault = "CUDA error: misaligned address"
+    executor.launch(WorkId(1), "toy", [1])
+    assert lane.fences.wait([FenceId(1)], unless=lambda: False)
+    try:
+        with pytest.raises(DeviceLost, match="lane voice: CUDA error: misaligned address"):
+            executor.completions()
+    finally:
+        assert executor.close(within=Nanos(5 * NANOS_PER_SECOND)) == ()

@@ -24,13 +24,15 @@ CLAUSE_MAX = ticks_from_ms(CLOCK_WORD_MS * WORDS_PER_CLAUSE)
 def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     """The plan of the word clock.
 
-    Args:    options: `face`: "flash" (also as "auto"), or "none", as by default.
+    Args:    options: `face`: "flash" (also as "auto"), or "none", as by default. `device`: any, the plan is the
+             same.
     Raises:  ConfigError for another option, or another face.
     """
     options = dict(options or {})
     shown = flash.face_plan(options.pop("face", NO_FACE))
+    options.pop("device", "")
     if options:
-        raise ConfigError(f"model clock has no option {', '.join(sorted(options))}; it has: face")
+        raise ConfigError(f"model clock has no option {', '.join(sorted(options))}; it has: face, device")
     return ModelPlan(
         name="clock",
         stages=STAGES if shown is None else (*STAGES, *flash.STAGES),

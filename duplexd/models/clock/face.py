@@ -50,7 +50,8 @@ class Overhear(ClockStage):
         for job in jobs:
             pcm = torch.from_numpy(media.read_output(job.slot, job.samples).astype(np.float32) / 32768.0)
             start = samples_from_ticks(job.start, OUTPUT_RATE)
-            ring[job.ring].index_copy_(0, torch.arange(start, start + job.samples) % RING_SAMPLES, pcm)
+            at = torch.arange(start, start + job.samples) % RING_SAMPLES
+            ring[job.ring].index_copy_(0, at.to(ring.device), pcm.to(ring.device))
         return [OverhearResult(job.session, job.samples) for job in jobs]
 
 
@@ -107,7 +108,8 @@ def _sounding(ring: Tensor, job: MotionJob, start: Ticks) -> float:
             begin = samples_from_ticks(low - piece.shift, OUTPUT_RATE)
             count = samples_from_ticks(high - low, OUTPUT_RATE)
             at = samples_from_ticks(low - start, OUTPUT_RATE)
-            pcm[at : at + count] = ring[torch.arange(begin, begin + count) % RING_SAMPLES].numpy()
+            stretch = torch.arange(begin, begin + count, device=ring.device) % RING_SAMPLES
+            pcm[at : at + count] = ring[stretch].cpu().numpy()
     levels = np.abs(pcm[: samples // _WINDOW * _WINDOW].reshape(-1, _WINDOW)).max(1)
     return float((levels > _LOUD).mean())
 

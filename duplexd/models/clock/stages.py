@@ -67,7 +67,7 @@ class Copy(ClockStage):
         for job in jobs:
             pcm = torch.from_numpy(media.read(job.slot, job.samples).astype(np.float32) / 32768.0)
             at = torch.arange(job.start, job.start + job.samples) % length
-            ring[job.ring].index_copy_(0, at, pcm)
+            ring[job.ring].index_copy_(0, at.to(ring.device), pcm.to(ring.device))
         return [CopyResult(job.session, job.samples) for job in jobs]
 
 
@@ -80,7 +80,7 @@ class Ears(ClockStage):
     def _listen(self, job: ListenJob) -> str:
         ring = self.arena.field("ingest", "pcm")
         at = torch.arange(job.start, job.start + job.samples) % ring.shape[1]
-        pcm = ring[job.ring][at].numpy()
+        pcm = ring[job.ring][at.to(ring.device)].cpu().numpy()
         words = [str(word.index) for word in tones.decode(pcm, INPUT_RATE)]
         return " ".join(words) if words else " ".join(["sound"] * _bursts(pcm))
 
@@ -101,7 +101,7 @@ class Thinker(ClockStage):
         keys = self.arena.field("pages", "k")
         slots = self.arena.tensor_of(job.slots)
         end = job.past + len(job.feed)
-        keys[slots[job.past : end]] = torch.tensor(job.feed, dtype=keys.dtype).unsqueeze(1)
+        keys[slots[job.past : end]] = torch.tensor(job.feed, dtype=keys.dtype, device=keys.device).unsqueeze(1)
         decoded: list[int] = []
         for step in range(job.steps):
             held = keys[slots[: end + step]][:, 0]

@@ -37,8 +37,12 @@ _CENTRE, _SPREAD = -7.0, 3.0  #: of log energies, roughly; features start near z
 
 
 @functools.cache
-def filterbank() -> Tensor:
-    """Triangles on the mel scale, (201, MELS); the area of each is 1, so that bands are comparable."""
+def filterbank(device: torch.device) -> Tensor:
+    """Triangles on the mel scale, (201, MELS); the area of each is 1, so that bands are comparable.
+
+    Made on the host and copied, as the window is: a table that one CUDA stream computes may not be there yet when
+    another reads it.
+    """
     lowest, highest = (2595.0 * math.log10(1.0 + hertz / 700.0) for hertz in (_LOWEST_HZ, _HIGHEST_HZ))
     edges = torch.linspace(lowest, highest, MELS + 2)
     hertz = 700.0 * (10.0 ** (edges / 2595.0) - 1.0)
@@ -46,13 +50,13 @@ def filterbank() -> Tensor:
     rising = (bins[:, None] - hertz[:-2]) / (hertz[1:-1] - hertz[:-2])
     falling = (hertz[2:] - bins[:, None]) / (hertz[2:] - hertz[1:-1])
     bank = torch.minimum(rising, falling).clamp(min=0.0)
-    return bank / bank.sum(0, keepdim=True).clamp(min=1e-6)
+    return (bank / bank.sum(0, keepdim=True).clamp(min=1e-6)).to(device)
 
 
 @functools.cache
-def _window(length: int) -> Tensor:
+def _window(length: int, device: torch.device) -> Tensor:
     window = torch.hann_window(length, periodic=True)
-    return window / window.sum()
+    return (window / window.sum()).to(device)
 
 
 def hop_samples(rate: int) -> int:
@@ -70,9 +74,9 @@ def mel_frames(pcm: Tensor, rate: int) -> Tensor:
     Args:    pcm (..., before_samples + n * hop) float at full scale 1.
     Returns: (..., n, MELS)
     """
-    frames = pcm.unfold(-1, rate // 40, hop_samples(rate)) * _window(rate // 40)
+    frames = pcm.unfold(-1, rate // 40, hop_samples(rate)) * _window(rate // 40, pcm.device)
     energy = torch.fft.rfft(frames)[..., :_BINS].abs().square()
-    return (torch.log(energy @ filterbank() + FLOOR**2) - 2 * _CENTRE) / (2 * _SPREAD)
+    return (torch.log(energy @ filterbank(pcm.device) + FLOOR**2) - 2 * _CENTRE) / (2 * _SPREAD)
 
 
 SILENCE = (2 * float(torch.log(torch.tensor(FLOOR))) - 2 * _CENTRE) / (2 * _SPREAD)  #: a mel frame of nothing

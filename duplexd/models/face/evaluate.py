@@ -120,7 +120,7 @@ def examine(weights: FaceWeights, *, drift_minutes: float = 0.0, told: Callable[
     return report
 
 
-def _play(weights: FaceWeights, said: Sequence[Sentence], **switches: bool) -> list[Motion]:
+def _play(weights: FaceWeights, said: Sequence[Sentence], **switches: Any) -> list[Motion]:
     """Every sentence, `_TOGETHER` at a time, cut to its own length."""
     played: list[Motion] = []
     for at in range(0, len(said), _TOGETHER):

@@ -60,6 +60,7 @@ class Performer:
         refined: bool = True,
         anchored: bool = True,
         heard: bool = True,
+        device: str = "cpu",
     ) -> None:
         self.weights, self.parts, self.refined, self.anchored, self.heard = (
             weights,
@@ -75,7 +76,7 @@ class Performer:
         ingest = PartitionSpec(
             "ingest", PartitionKind.SLOTS, sessions, (person,), session_slots=1, section=Section.INGEST
         )
-        self.arena = Arena(ArenaLayout([*specs, ingest]))
+        self.arena = Arena(ArenaLayout([*specs, ingest]), device)
         # What nobody wrote is unusable, so that whoever reads it is found out.
         for spec in (*specs, ingest):  # weights too: stages put them there when they load
             self.arena.fill_nan(spec.name, range(spec.rows))
@@ -120,10 +121,10 @@ class Performer:
             history.slide()
         shown = self.arena.field("motion", "motion" if self.refined else "draft")[: len(self.parts)]
         if not self.refined:
-            shown = shown * self.weights.deviation + self.weights.mean
+            shown = shown * self.weights.deviation.to(shown.device) + self.weights.mean.to(shown.device)
         self.frame = [frame + CHUNK_FRAMES for frame in self.frame]
         self._mood_at += 1
-        return list(shown.numpy().copy())
+        return list(shown.cpu().numpy().copy())
 
     def interrupt(self, index: int, *, frames: int) -> None:
         """Session `index` goes on from frame `frames` (1 to 8) of its last chunk; what it said after that is gone."""
@@ -200,7 +201,7 @@ class Performer:
                 piece = sound[begin:end]
                 new[: len(piece)] = piece
                 at = torch.arange(begin, end) % size
-                ring[at[-size:]] = torch.from_numpy(new)[-size:]
+                ring[at[-size:]] = torch.from_numpy(new)[-size:].to(ring.device)
         self._written[index] = (max(said, min(say, len(part.voice))), max(heard, hear))
         return min(say, len(part.voice)), hear
 

@@ -59,6 +59,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
              context is folded into (average.py), 0 to 64; 0, as by default: it is forgotten.
              `face`: mira, theo, suna or the TOML file of a character; none, as by default; auto: mira, or none with
              the reason (`ModelPlan.faceless`) where this machine cannot draw.
+             `device`: where the arena will lie, `cpu` or a CUDA device: it decides how the thinker's weights are held.
     Raises:  ConfigError for another option; ModelError, WeightsError as `load_thinker`.
     """
     from duplexd.models.pocket import ears, turn, voice
@@ -69,12 +70,14 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
     batch_max = _number(options, "batch_max", BATCH_MAX, lowest=1)
     long_term = _number(options, "long_term", 0, lowest=0)
     character, faceless = shown_face(options.pop("face", NO_FACE))
+    device = options.pop("device", "cpu")
     if options:
         raise ConfigError(
-            f"model pocket has no option {', '.join(sorted(options))}; it has: thinker, batch_max, long_term, face"
+            f"model pocket has no option {', '.join(sorted(options))}; "
+            "it has: thinker, batch_max, long_term, face, device"
         )
     face = None if character == NO_FACE else FaceParts(character)
-    mind = load_thinker(Path(path).expanduser() if path else None, lane="think", batch_max=batch_max)
+    mind = load_thinker(Path(path).expanduser() if path else None, lane="think", batch_max=batch_max, device=device)
     talker = voice.Talker(lane="talk", clause_max=CLAUSE_MAX)
     vocoder = voice.Vocoder(lane="vocode")
     transcriber = ears.Transcriber(

@@ -134,7 +134,7 @@ class Decoder:
             x = x + layer.out(batch.attend(index, queries).to(self.dtype), few)
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm), few).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate).mul_(up), few)
-        ends = [end - 1 for end in accumulate(row.count for row in rows)]
+        ends = torch.tensor([end - 1 for end in accumulate(row.count for row in rows)], device=self.device)
         return self._norm(x[ends], self._final_norm)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -162,6 +162,7 @@ def attention_of(
     frequency = shape.rope_base ** -(torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim)
     if shape.rope_factors:
         frequency = frequency / torch.tensor(shape.rope_factors, dtype=torch.float64)
-    table = rotary_table(frequency, positions=context_max, dtype=precision.dtype, device=device)
+    # On the host until the thinker puts it on its shelf: a plan is read on machines that lack its device.
+    table = rotary_table(frequency, positions=context_max, dtype=precision.dtype, device=torch.device("cpu"))
     size = AttentionShape(shape.layers, shape.heads, shape.kv_heads, shape.head_dim, context_max)
     return choose_attention(asked, size, AdjacentPairs(table), stored=precision.dtype, device=device)

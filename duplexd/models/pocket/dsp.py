@@ -35,7 +35,8 @@ _NOISE_SEED = 20_261_129
 
 @functools.cache
 def window(device: torch.device) -> Tensor:
-    return torch.hann_window(WINDOW, periodic=True, dtype=torch.float64, device=device).to(torch.float32)
+    # Made on the host and copied: a table that one stream computes may not be there yet when another reads it.
+    return torch.hann_window(WINDOW, periodic=True, dtype=torch.float64).to(torch.float32).to(device)
 
 
 def noise_table(frames: int, device: torch.device) -> Tensor:

@@ -187,8 +187,8 @@ class Head(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, width) -> (rows, vocabulary), without penalty."""
 
-    def best(self, hidden: Tensor, said: Tensor | None, penalty: float) -> int:
-        """The likeliest token after one hidden state (width,); tokens of `said` are made less likely by `penalty`."""
+    def best(self, hidden: Tensor, said: Tensor | None, penalty: float) -> Tensor:
+        """The likeliest token after one hidden state (width,), int64 (); those of `said` are made less likely."""
 
 
 class DenseHead:
@@ -200,11 +200,11 @@ class DenseHead:
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.weight)
 
-    def best(self, hidden: Tensor, said: Tensor | None, penalty: float) -> int:
+    def best(self, hidden: Tensor, said: Tensor | None, penalty: float) -> Tensor:
         logits = F.linear(hidden, self.weight)
         if said is not None:
             logits[said] = _penalised(logits[said], penalty)
-        return int(logits.argmax())
+        return logits.argmax()
 
 
 class RescoredHead:
@@ -222,7 +222,7 @@ class RescoredHead:
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden.float(), self.weight.float())
 
-    def best(self, hidden: Tensor, said: Tensor | None, penalty: float) -> int:
+    def best(self, hidden: Tensor, said: Tensor | None, penalty: float) -> Tensor:
         rough = self._rough(hidden)
         if said is not None:
             rough[said] = _penalised(rough[said], penalty)
@@ -231,7 +231,7 @@ class RescoredHead:
         logits = self.weight[tokens].float() @ hidden.float()
         if said is not None:
             logits = torch.where(torch.isin(tokens, said), _penalised(logits, penalty), logits)
-        return int(tokens[logits.argmax()])
+        return tokens[logits.argmax()]
 
 
 def _penalised(logits: Tensor, penalty: float) -> Tensor:

@@ -208,27 +208,35 @@ class Thinker:
         while works:
             states = self.decoder.forward([w.row for w in works], feeds, states=any(w.job.steps for w in works))
             if states is not None:
-                for work, hidden in zip(works, states, strict=True):
-                    self._choose(work, hidden)
+                self._choose(works, states)
             for work in works:
                 work.row = work.row.then(1)
             works = [work for work in works if work.wants_more]
             feeds = [(work.tokens[-1],) for work in works]
 
-    def _choose(self, work: _Work, hidden: Tensor) -> None:
-        if not work.job.steps:
-            return
+    def _choose(self, works: Sequence[_Work], states: Tensor) -> None:
+        """The next token of every row that decodes; the device is waited for twice, however many rows there are."""
         # The int8 head turns NaN into an ordinary token, so look before it does.
-        if not bool(torch.isfinite(hidden).all()):
-            work.fault = "the hidden state is not finite"
-            return
+        sound = torch.isfinite(states).all(1).tolist()
+        chosen: list[tuple[_Work, Tensor]] = []
+        for work, hidden, fine in zip(works, states, sound, strict=True):
+            if work.job.steps and not fine:
+                work.fault = "the hidden state is not finite"
+            elif work.job.steps:
+                chosen.append((work, self._best(work, hidden)))
+        if chosen:
+            tokens = torch.stack([token for _, token in chosen]).tolist()
+            for (work, _), token in zip(chosen, tokens, strict=True):
+                work.tokens.append(token)
+
+    def _best(self, work: _Work, hidden: Tensor) -> Tensor:
         said = list(dict.fromkeys((*work.job.reply, *work.tokens)))
         penalty = self._penalty
         if not said:
             # A reply that ends before it begins leaves a person waiting for nothing: the first token is a word.
             said, penalty = list(work.job.stop), STOP_PENALTY
         already = torch.tensor(said, device=self._device) if said else None
-        work.tokens.append(self.decoder.head.best(hidden, already, penalty))
+        return self.decoder.head.best(hidden, already, penalty)
 
     def _end(self, work: _Work) -> ThinkResult | Failed:
         if work.fault:
