@@ -221,16 +221,18 @@ def test_bad_messages_get_an_error_each_and_the_session_goes_on() -> None:
     at_a_daemon(story)
 
 
-def test_a_message_of_a_megabyte_costs_its_sender_the_session_and_nobody_else() -> None:
-    """It ignores the size that was announced and fills the window with a message that is never taken."""
+def test_a_message_of_a_megabyte_is_refused_and_nobody_else_notices() -> None:
+    """Its sender ignores the size that was announced; the session goes on."""
 
     async def story(visitor: Visitor) -> None:
         neighbour, client = await visitor.connect(), await visitor.connect()
         say(neighbour, "say 16", "n1")
         with undisturbed(neighbour, 16):
             client.connection.sctp._remote_max_message_size = 0
-            client.send("duplexd", json.dumps({"t": "say", "text": "x" * 1_000_000, "id": "megabyte"}))
-            await visitor.until_sessions(1, seconds=10)
+            say(client, "x" * 1_000_000, "megabyte")
+            assert (await message(client, "error", seconds=20))["code"] == "too_large"
+            say(client, "say 2", "fine")
+            await message(client, "reply", state="completed")
             await message(neighbour, "reply", state="completed", seconds=20)
         await client.close()
         await neighbour.close()
