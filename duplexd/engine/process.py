@@ -27,6 +27,7 @@ from duplexd.engine.stores import PAGES, Stores
 from duplexd.engine.trace import TracedCore, TraceWriter, header_of
 from duplexd.errors import ConfigError, DuplexdError
 from duplexd.media.endpoint import EndpointRule, Scale, default_rule
+from duplexd.memory.guards import Freed
 from duplexd.memory.layout import ArenaLayout, PartitionSpec, host_partition, resident_layout
 from duplexd.streams.graph import ModelPlan, face_lanes
 from duplexd.streams.lane import Fences, HostLane, Lane, StreamLane
@@ -126,6 +127,7 @@ def stores_of(
     host: PartitionSpec | None = None,
     picture_slots: int = 0,
     sessions_max: int = 1,
+    freed: Freed | None = None,
 ) -> Stores:
     pages = layout.partitions[PAGES]
     extents = pages.session_slots + pages.shared_slots
@@ -136,6 +138,7 @@ def stores_of(
         host=host,
         picture_slots=picture_slots,
         sessions_max=sessions_max,
+        freed=freed,
     )
 
 
@@ -189,11 +192,13 @@ def core_of(
     *,
     cores: int | None = None,
     copy_bytes_per_second: float = BANDWIDTH,
+    freed: Freed | None = None,
 ) -> EngineCore:
     """The core of an engine.
 
     Args:    cores: that its lanes share; None in a world whose lanes do not.
              copy_bytes_per_second: what the copy lane is taken to carry, where pages leave for host memory.
+             freed: told of slots of the arena at the moment they may be handed out again.
     """
     _check_pictures(config, plan)
     host = host_of(layout, config.sessions_max)
@@ -207,6 +212,7 @@ def core_of(
             host=host,
             picture_slots=config.media.picture_slots,
             sessions_max=config.sessions_max,
+            freed=freed,
         ),
         policy=policy_of(config.policy, config.policy_options),
         endpoint=endpoint_of(plan, config.silence_max_ms),

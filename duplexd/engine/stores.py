@@ -14,7 +14,7 @@ from duplexd.engine.dialogue import Context
 from duplexd.errors import SessionRefused
 from duplexd.ids import Epoch, FenceId, SessionId
 from duplexd.memory.classes import CacheClass
-from duplexd.memory.guards import After, Passed
+from duplexd.memory.guards import After, Freed, Passed
 from duplexd.memory.layout import ArenaLayout, PartitionSpec
 from duplexd.memory.ledger import Lease, SlotLedger
 from duplexd.memory.pages import PageLedger
@@ -78,9 +78,9 @@ class PictureSlots:
 class FaceStores:
     """Ledgers of what faces hold in the arena, and the slots of their pictures."""
 
-    def __init__(self, layout: ArenaLayout, pictures: PictureSlots, *, passed: Passed) -> None:
+    def __init__(self, layout: ArenaLayout, pictures: PictureSlots, *, passed: Passed, freed: Freed | None) -> None:
         self.noisy, self.clean, self.voice, self.motion = (
-            SlotLedger(layout.partitions[name], passed=passed) for name in (NOISY, CLEAN, VOICE, MOTION)
+            SlotLedger(layout.partitions[name], passed=passed, freed=freed) for name in (NOISY, CLEAN, VOICE, MOTION)
         )
         self.pictures = pictures
 
@@ -90,7 +90,10 @@ class FaceStores:
 
 
 class Stores:
-    """Ledgers over the partitions `ingest`, `state`, `latents` and `pages` of a layout."""
+    """Ledgers over the partitions `ingest`, `state`, `latents` and `pages` of a layout.
+
+    `freed` is told of slots of the arena at the moment they may be handed out again.
+    """
 
     def __init__(
         self,
@@ -102,13 +105,14 @@ class Stores:
         host: PartitionSpec | None = None,
         picture_slots: int = 0,
         sessions_max: int = 1,
+        freed: Freed | None = None,
     ) -> None:
         self.layout = layout
         self.host = None if host is None else SlotLedger(host)
-        self.ingest = SlotLedger(layout.partitions[INGEST])
-        self.state = SlotLedger(layout.partitions[STATE])
-        self.latents = SlotLedger(layout.partitions[LATENTS])
-        self.pages = PageLedger(layout.partitions[PAGES], pages_max=context_extents_max, host=self.host)
+        self.ingest = SlotLedger(layout.partitions[INGEST], freed=freed)
+        self.state = SlotLedger(layout.partitions[STATE], freed=freed)
+        self.latents = SlotLedger(layout.partitions[LATENTS], freed=freed)
+        self.pages = PageLedger(layout.partitions[PAGES], pages_max=context_extents_max, host=self.host, freed=freed)
         self.out_slots = deque(range(out_slots))
         self.out_slots_count = out_slots
         self._overheard: Counter[int] = Counter()  # output slots that a face still reads
@@ -117,7 +121,7 @@ class Stores:
         self.face: FaceStores | None = None
         if NOISY in layout.partitions:
             pictures = PictureSlots(picture_slots, session_max=max(1, picture_slots // max(1, sessions_max)))
-            self.face = FaceStores(layout, pictures, passed=lambda fence: fence not in self._running)
+            self.face = FaceStores(layout, pictures, passed=lambda fence: fence not in self._running, freed=freed)
         self.copies_max = copies_max
         self.anchor = Context(self.pages, self.pages.open(None), ())
 

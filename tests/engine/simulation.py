@@ -19,6 +19,7 @@ from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
 from duplexd.media import tones
 from duplexd.memory.arena import Arena
+from duplexd.memory.guards import Freed
 from duplexd.messages import AdvanceEpoch, HistoryChanged, PublishChunk, ReplyWords, ResponseChanged, ResponseState
 from duplexd.models.clock import plan as clock_plan
 from duplexd.models.clock.stages import TONE, WORD
@@ -59,6 +60,8 @@ class Simulation:
         lanes_target: float = 0.7,
         fails: Callable[[Launch], str] | None = None,
         face: str = "none",
+        world: Callable[..., SimWorld] = SimWorld,
+        freed: Freed | None = None,
     ) -> None:
         self.plan = clock_plan({"face": face})
         for name in ("talk", "render"):
@@ -84,13 +87,13 @@ class Simulation:
             lanes_target=lanes_target,
             model_options={"face": face},
         )
-        self.core: EngineCore = core_of(config, self.plan, layout)
+        self.core: EngineCore = core_of(config, self.plan, layout, freed=freed)
         self.arena = Arena(layout)
         self.config = config
         stages = stages_of(self.plan, layout, sessions_max)
         for stage in stages.values():
             stage.load(self.arena)
-        self.world = SimWorld(stages=stages, rng=Random(seed), until=ms(until_ms), fails=fails)
+        self.world = world(stages=stages, rng=Random(seed), until=ms(until_ms), fails=fails)
 
     def connect(
         self, session: int = 1, *, at_ms: float = 50, network: SimNetwork | None = None, barge_in: bool = True
