@@ -34,7 +34,7 @@ SCALE_MIN_MS = 600.0  #: what a full cursor bar stands for, at least
 P_SAFE_MS = ms_from_nanos(Interaction().p_safe)
 FIGURES = (
     ("underruns", "frontend_underruns", "gaps a person could hear"),
-    ("stale samples", "frontend_stale_samples_sent", "of a dead epoch, sent; always 0"),
+    ("stale samples", "frontend_stale_samples_sent", "of a dead epoch, sent before the front end knew"),
     ("interruptions", "engine_interruptions", ""),
     ("false alarms", "engine_false_alarms", "voices over a reply that were none"),
     ("responses done", "engine_responses_completed", ""),

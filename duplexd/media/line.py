@@ -68,6 +68,7 @@ ECHO_GAIN_CANCELLED = 0.01  #: strongest echo assumed behind a canceller, as pow
 _BLOCK = ticks_from_samples(BLOCK_SAMPLES, INPUT_RATE)
 TEXTS_MAX = 4  #: typed turns that wait for a cut; at the bound they all stop waiting, oldest first
 MEASURED_MAX = 16  #: durations kept for whoever counts them; the oldest are lost
+SENT_REMEMBERED = 100  #: frames; news of the engine that is two seconds late is no news any more
 REHOLD_AFTER = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
 
 
@@ -188,6 +189,7 @@ class Line:
         #: track; order to a page -> it has muted itself
         self.first_sounds: deque[Nanos] = deque(maxlen=MEASURED_MAX)
         self.stops: deque[Nanos] = deque(maxlen=MEASURED_MAX)
+        self._sent: deque[tuple[Nanos, int]] = deque(maxlen=SENT_REMEMBERED)  #: when content left, and how many samples
         self._seen = False
         self._voicing: Epoch | None = None  #: of the sound the engine has been told the place of
         self._placed: VoicePlaced | None = None  #: what it was told last
@@ -437,6 +439,8 @@ class Line:
     def advance(self, news: AdvanceEpoch) -> None:
         if news.epoch > self.playout.epoch:
             self._stop_voice()
+            self.playout.stale_samples += sum(samples for at, samples in self._sent if at > news.decided_at)
+            self._sent.clear()
         self.playout.advance(news.epoch, news.at)
         # Also when the front end had begun this epoch by itself: what is played next is not held by anybody.
         self.playout.held = False
@@ -480,7 +484,9 @@ class Line:
 
     def pull(self, pts: int, now: Nanos) -> Pcm:
         """The frame at `pts`: content or silence."""
+        before = self.playout.sent_samples
         frame = self.playout.pull(pts)
+        self._note_sent(now, before)
         self.next_pts = pts + FRAME
         self._place_voice(pts)
         if self._echo is not None and frame.any():
@@ -490,6 +496,11 @@ class Line:
         if self._first_sound_at is None and frame.any():
             self._first_sound_at = now
         return frame
+
+    def _note_sent(self, now: Nanos, before: int) -> None:
+        """Remembers what left, for an epoch that turns out to have ended before it did."""
+        if self.playout.sent_samples > before:
+            self._sent.append((now, self.playout.sent_samples - before))
 
     # What is seen ----------------------------------------------------------------------------------------------------
 
@@ -536,9 +547,11 @@ class Line:
         before, or now.
         """
         pts = max(self.next_pts, self._pts_at(now))
+        before = self.playout.sent_samples
         taken = self.playout.take(pts)
         if taken is None:
             return None
+        self._note_sent(now, before)
         self.next_pts = pts + int(ticks_from_samples(len(taken.pcm), self.playout.rate))
         if self._echo is not None:
             ahead = nanos_from_ticks(max(0, pts - self._pts_at(now)))

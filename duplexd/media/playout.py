@@ -82,7 +82,7 @@ class Playout:
         self.delivered = Ticks(0)  #: end of what was handed to the transport
         self.dropped_samples = 0  #: content of dead epochs that was refused or flushed
         self.sent_samples = 0
-        self.stale_samples = 0  #: content sent after its epoch had ended: always 0, counted where it would leave
+        self.stale_samples = 0  #: content sent although the engine had ended its epoch: the news was under way
         self.underruns = 0  #: times the content ran out before the reply's last chunk
         self.underrun_ticks = 0
         self.gaps = 0  #: silences inside a reply that have ended in sound; never falls, as `underruns` may
@@ -220,8 +220,6 @@ class Playout:
         self._queued -= ticks
         self._sent.append(taken)
         self.sent_samples += count
-        if taken.epoch != self.epoch:
-            self.stale_samples += count
         self.delivered = Ticks(taken.start + ticks)
         while self._sent[0].start < self.delivered - self._kept:
             self._sent.popleft()

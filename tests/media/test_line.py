@@ -460,6 +460,26 @@ def test_an_advance_flushes_and_what_comes_late_is_refused() -> None:
     assert scene.line.hold is None
 
 
+def test_what_is_sent_between_the_decision_and_the_flush_is_counted() -> None:
+    """Nothing froze the reply, and the engine's news took 60 ms: three frames of the dead epoch had left."""
+    scene = speaking()
+    decided = scene.now - 1
+    scene.run(60)
+    scene.line.advance(AdvanceEpoch(SESSION, Epoch(1), Ticks(0), 0, Nanos(decided)))
+    scene.line.advance(AdvanceEpoch(SESSION, Epoch(1), Ticks(0), 0, Nanos(decided)))
+
+    assert scene.line.playout.stale_samples == 3 * FRAME_SAMPLES
+
+
+def test_a_held_reply_sends_nothing_between_the_decision_and_the_flush() -> None:
+    scene = held()
+    decided = scene.now - 1
+    scene.run(60)
+    scene.line.advance(AdvanceEpoch(SESSION, Epoch(1), Ticks(0), 1, Nanos(decided)))
+
+    assert scene.line.playout.stale_samples == 0
+
+
 def test_a_hold_that_nobody_decides_resumes_alone() -> None:
     """The engine is silent for `hold_max` and so is the person: a stalled engine must not leave a frozen character."""
     scene = held(pts=ticks_from_ms(390))
