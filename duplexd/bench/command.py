@@ -1,4 +1,4 @@
-"""`duplexd bench talk | barge-in | soak | memory | scheduler | policies | costs | face`: figures, table and JSON."""
+"""`duplexd bench`: talk, barge-in, uplink, soak, memory, scheduler, policies, costs, face; table and JSON."""
 
 from __future__ import annotations
 
@@ -17,11 +17,31 @@ def add_bench(commands: Any) -> None:
     talk.add_argument("--turns", type=int, default=20)
     talk.add_argument("--pauses", type=int, default=20, help="utterances with a pause for thought, at most 20")
     talk.add_argument("--model", default="pocket", help="default: pocket")
+    talk.add_argument(
+        "--noise",
+        type=float,
+        default=20.0,
+        metavar="DB",
+        help="utterances with pauses come again in a room whose noise lies so far below the voice; default: 20",
+    )
+    talk.add_argument("--no-noise", action="store_true", help="they do not come again")
+    talk.add_argument(
+        "--from", dest="kept", type=Path, metavar="DIR", help="measure nothing: the figures of what --keep saved"
+    )
+    talk.add_argument(
+        "--link", type=float, metavar="KBPS", help="over a link of so many kbit/s each way; 400 is a weak one (root)"
+    )
     talk.add_argument("--pairs", action="store_true", help="every question twice: with speculative turns and without")
     _common(talk, run_talk)
     barge_in = kinds.add_parser("barge-in", help="interruptions: when it is quiet, and what is remembered")
     barge_in.add_argument("--count", type=int, default=50)
+    barge_in.add_argument(
+        "--from", dest="kept", type=Path, metavar="DIR", help="measure nothing: the figures of what --keep saved"
+    )
     _common(barge_in, run_barge_in)
+    uplink = kinds.add_parser("uplink", help="microphone to application, and what a lost packet costs")
+    uplink.add_argument("--seconds", type=float, default=120.0)
+    _common(uplink, run_uplink)
     soak = kinds.add_parser("soak", help="minutes of talk and many visits: what is held afterwards")
     soak.add_argument("--minutes", type=float, default=10.0)
     soak.add_argument("--connects", type=int, default=50)
@@ -63,25 +83,38 @@ def _output(parser: argparse.ArgumentParser, act: Any) -> None:
 
 
 def run_talk(options: argparse.Namespace) -> int:
-    from duplexd.bench.talk import bench
+    from duplexd.bench.stage import impairment_of
+    from duplexd.bench.talk import bench, report_from
 
+    if options.kept is not None:
+        return _publish(report_from(options.kept), options.json)
     report = asyncio.run(
         bench(
             turns=options.turns,
             pauses=options.pauses,
-            impaired=options.impaired,
+            impairment=impairment_of(impaired=options.impaired, link_kbps=options.link),
             model=options.model,
             folder=options.keep,
             pairs=options.pairs,
+            noise_db=None if options.no_noise else options.noise,
         )
     )
     return _publish(report, options.json)
 
 
 def run_barge_in(options: argparse.Namespace) -> int:
-    from duplexd.bench.bargein import bench
+    from duplexd.bench.bargein import bench, report_from
 
+    if options.kept is not None:
+        return _publish(report_from(options.kept), options.json)
     report = asyncio.run(bench(count=options.count, impaired=options.impaired, folder=options.keep))
+    return _publish(report, options.json)
+
+
+def run_uplink(options: argparse.Namespace) -> int:
+    from duplexd.bench.uplink import bench
+
+    report = asyncio.run(bench(seconds=options.seconds, impaired=options.impaired, folder=options.keep))
     return _publish(report, options.json)
 
 

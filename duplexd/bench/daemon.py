@@ -31,13 +31,15 @@ _URL = re.compile(r"is ready: (\S+)")
 class Daemon(AsyncScoped):
     """`duplexd serve` as a subprocess; an async context manager.
 
-    Args:    flags: of `duplexd serve`. inside: words before the command, e.g. `BadNetwork.inside("a")`.
+    Args:    flags: of `duplexd serve`. inside: words before the command, e.g. `BadNetwork.inside("a")`. token: that the
+             flags give it; `get` shows it.
     Raises:  RigError with the daemon's own words when it does not come up within 90 s.
     """
 
-    def __init__(self, *flags: str, inside: Sequence[str] = ()) -> None:
+    def __init__(self, *flags: str, inside: Sequence[str] = (), token: str = "") -> None:
         self._command = [*inside, sys.executable, "-m", "duplexd", "serve", "--port", "0", *flags]
         self._inside = list(inside)
+        self._token = token
         self.url = ""
 
     async def _open(self, cleanup: contextlib.AsyncExitStack) -> None:
@@ -109,10 +111,14 @@ class Daemon(AsyncScoped):
 
     async def get(self, path: str) -> str:
         """Body of a GET, asked from where the daemon runs."""
-        code = "import sys, urllib.request as r; sys.stdout.write(r.urlopen(sys.argv[1], timeout=5).read().decode())"
+        code = (
+            "import sys, urllib.request as r; url, token = sys.argv[1:]; "
+            "asked = r.Request(url, headers={'Authorization': f'Bearer {token}'} if token else {}); "
+            "sys.stdout.write(r.urlopen(asked, timeout=5).read().decode())"
+        )
         asking = await asyncio.create_subprocess_exec(
             *self._inside,
-            *(sys.executable, "-c", code, self.url.rstrip("/") + path),
+            *(sys.executable, "-c", code, self.url.rstrip("/") + path, self._token),
             stdout=asyncio.subprocess.PIPE,
         )
         body, _ = await asking.communicate()

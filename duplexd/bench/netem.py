@@ -8,7 +8,9 @@
 2. Only our own namespaces are touched, under names no one else uses; the host's interfaces are never seen.
 3. The relay makes the namespaces and removes them: it ends when its parent closes the pipe to it, so that even a killed
    bench leaves nothing. A program that still runs inside keeps its namespace's devices until it ends, not the name.
-4. The loss model is Gilbert's: packets are lost in bursts of `burst` on average, `loss` is the long-run share.
+4. The last LOSSES_KEPT lost voice and video packets are known one by one, with their RTP timestamp: SRTP leaves the
+   header in the clear (RFC 3711 §3.1).
+5. The loss model is Gilbert's: packets are lost in bursts of `burst` on average, `loss` is the long-run share.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -53,7 +56,8 @@ _HELD_MAX = 20_000  # packets under way per direction; beyond it packets are dro
 _READS_MAX = 64  # packets per wake-up and direction, so that due packets never wait behind a flood
 _ASKING_MAX = 8  # further ones wait in the socket's backlog
 _START_LIMIT_S = 10.0
-_MESSAGE_BYTES = 4096
+_MESSAGE_BYTES = 65_536
+LOSSES_KEPT = 500  #: some 20 bytes each in an answer
 
 
 class Impairment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +76,19 @@ class Impairment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not (good and 0 <= self.loss < 1 and self.burst >= 1):
             raise ValueError(f"an impairment needs values >= 0, 0 <= loss < 1 and burst >= 1, not {self}")
 
+    def text(self) -> str:
+        """In words, for a figure's report; the delay as a round trip with the same on the way back."""
+        said = [
+            f"{2 * self.delay_ms:g} ms round trip" if self.delay_ms else "",
+            f"jitter {self.jitter_ms:g} ms" if self.jitter_ms else "",
+            f"{100 * self.loss:g} % loss" + (f" in bursts of {self.burst:g}" if self.burst > 1 else "")
+            if self.loss
+            else "",
+            f"{self.rate_kbps:g} kbit/s" if self.rate_kbps else "",
+            "reordered" if self.reorder else "",
+        ]
+        return ", ".join(part for part in said if part) or "a perfect wire"
+
 
 class LinkStats(msgspec.Struct, frozen=True):
     """Packets of one direction since the start."""
@@ -80,6 +97,25 @@ class LinkStats(msgspec.Struct, frozen=True):
     packets_lost: int  #: by the loss model
     packets_dropped: int  #: by a full queue
     bytes_count: int
+
+
+class Loss(msgspec.Struct, frozen=True, array_like=True):
+    """One RTP packet that did not arrive."""
+
+    at: Nanos  #: when it entered the wire
+    payload_type: int
+    timestamp: int  #: u32, of its RTP header
+
+
+def rtp_of(packet: bytes) -> tuple[int, int] | None:
+    """(payload type, timestamp) of an RTP packet in UDP in IPv4; None for anything else, RTCP among it."""
+    if len(packet) < 20 or packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_UDP:
+        return None
+    header = packet[4 * (packet[0] & 15) + 8 :][:12]
+    # RFC 7983: 128..191 is RTP or RTCP; RFC 5761 §4: RTCP has packet types 192..223 where RTP has marker and type.
+    if len(header) < 12 or not 128 <= header[0] < 192 or 192 <= header[1] <= 223:
+        return None
+    return header[1] & 0x7F, int.from_bytes(header[4:8], "big")
 
 
 class Link:
@@ -147,12 +183,14 @@ class _Order(msgspec.Struct, frozen=True):
 
     direction: Direction
     impairment: Impairment | None = None
+    tells_losses: bool = False  #: of `direction`, "ab" or "ba"
 
 
 class _Answer(msgspec.Struct, frozen=True):
     ab: LinkStats
     ba: LinkStats
     error: str = ""
+    losses: tuple[Loss, ...] = ()
 
 
 class BadNetwork(Scoped):
@@ -190,6 +228,10 @@ class BadNetwork(Scoped):
         """(a to b, b to a)."""
         answer = self._ask(_Order("both"))
         return answer.ab, answer.ba
+
+    def losses(self, direction: Literal["ab", "ba"]) -> tuple[Loss, ...]:
+        """The last LOSSES_KEPT RTP packets of a direction that were lost or dropped, oldest first."""
+        return self._ask(_Order(direction, tells_losses=True)).losses
 
     def _open(self, cleanup: contextlib.ExitStack) -> None:
         require_tun()
@@ -309,6 +351,7 @@ class _Relay:
     def __init__(self, wire_a: int, wire_b: int, control: socket.socket, *, seed: int) -> None:
         self._other = {wire_a: wire_b, wire_b: wire_a}
         self._links = {wire: Link(rng=random.Random(f"{seed}-{index}")) for index, wire in enumerate((wire_a, wire_b))}
+        self._losses: dict[int, deque[Loss]] = {wire: deque(maxlen=LOSSES_KEPT) for wire in self._links}
         self._control = control
         self._under_way: list[tuple[int, int, int, bytes]] = []
         self._numbers = itertools.count()
@@ -348,19 +391,33 @@ class _Relay:
             if len(self._under_way) >= 2 * _HELD_MAX:
                 link.drop()
                 continue
-            due = link.due(len(packet), now())
-            if due is not None:
+            moment = now()
+            due = link.due(len(packet), moment)
+            if due is None:
+                self._note_loss(wire, packet, moment)
+            else:
                 heapq.heappush(self._under_way, (due, next(self._numbers), self._other[wire], packet))
+
+    def _note_loss(self, wire: int, packet: bytes, moment: int) -> None:
+        if (rtp := rtp_of(packet)) is not None:
+            self._losses[wire].append(Loss(Nanos(moment), *rtp))
 
     def _answer(self, link: socket.socket) -> None:
         with link, contextlib.suppress(OSError):
             error = ""
+            losses: tuple[Loss, ...] = ()
             try:
-                self._obey(msgspec.json.decode(link.recv(_MESSAGE_BYTES), type=_Order))
+                order = msgspec.json.decode(link.recv(_MESSAGE_BYTES), type=_Order)
+                self._obey(order)
+                losses = self._told(order)
             except (msgspec.DecodeError, ValueError) as refused:
                 error = str(refused)
             stats = [one.stats for one in self._links.values()]
-            link.send(msgspec.json.encode(_Answer(stats[0], stats[1], error)))
+            link.send(msgspec.json.encode(_Answer(stats[0], stats[1], error, losses)))
+
+    def _told(self, order: _Order) -> tuple[Loss, ...]:
+        named = dict(zip(("ab", "ba"), self._losses.values(), strict=True))
+        return tuple(named[order.direction]) if order.tells_losses else ()
 
     def _obey(self, order: _Order) -> None:
         if order.impairment is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,10 +27,16 @@ if TYPE_CHECKING:
 
 #: The network of the issue: 40 ms round trip, jitter 10 ms, 3 % loss.
 BAD = Impairment(delay_ms=20, jitter_ms=10, loss=0.03)
-BAD_TEXT = "40 ms round trip, jitter 10 ms, 3 % loss"
 CONNECT_LIMIT_S = 30.0
 LEAVE_LIMIT_S = 10.0
 IDLE_STATES = ("idle", "connecting", "ready")
+
+
+def impairment_of(*, impaired: bool, link_kbps: float | None) -> Impairment | None:
+    """What `--impaired` and `--link` ask for; None: nothing lies between."""
+    if link_kbps is None:
+        return BAD if impaired else None
+    return msgspec.structs.replace(BAD if impaired else Impairment(), rate_kbps=link_kbps)
 
 
 class Event(dict[str, Any]):
@@ -61,10 +68,12 @@ class Stage(AsyncScoped):
         self.rig = cleanup.enter_context(PulseRig(echo=self._echo, seconds_max=self._seconds_max))
         network = cleanup.enter_context(BadNetwork()) if self._impaired is not None else None
         flags = [*self._flags]
+        token = ""
         if network is not None:
-            flags += ["--host", ADDRESS_A, "--insecure"]
+            token = secrets.token_urlsafe(9)  # Who asks for the uplink's figures is no loopback there.
+            flags += ["--host", ADDRESS_A, "--token", token]
         self.daemon = await cleanup.enter_async_context(
-            Daemon(*flags, inside=network.inside("a") if network is not None else ())
+            Daemon(*flags, inside=network.inside("a") if network is not None else (), token=token)
         )
         origin = self.daemon.url.rstrip("/")
         self.browser = await cleanup.enter_async_context(
@@ -75,7 +84,7 @@ class Stage(AsyncScoped):
             )
         )
         self.network = network
-        self._address = f"{origin}/?{self._query}"
+        self._address = f"{origin}/?{self._query}" + (f"&token={token}" if token else "")
         self.page: Page = await self.browser.page(self._address)
         await self.wait_connected()
         if network is not None and self._impaired is not None:
@@ -124,15 +133,19 @@ class Stage(AsyncScoped):
 
     async def events(self, *kinds: str, since: Nanos = Nanos(0)) -> list[Event]:
         """The page's log entries of these kinds, on the host's clock."""
-        script = (
-            "kinds => ({origin: performance.timeOrigin, "
-            "found: window.duplexd.events.filter(e => kinds.includes(e.kind))})"
-        )
-        answer = await self.page.evaluate(script, list(kinds))
+        return [event for event in await self.log(since=since) if event["kind"] in kinds]
+
+    async def log(self, *, since: Nanos = Nanos(0)) -> list[Event]:
+        """All of the page's log that it still holds (its last 2000 entries)."""
+        answer = await self.page.evaluate("({origin: performance.timeOrigin, found: window.duplexd.events})")
         events = [Event(e) for e in answer["found"]]
         for event in events:
             event["at"] = self.clock.time_of(float(event["clock"]) - answer["origin"])
         return [event for event in events if event.at >= since]
+
+    async def now(self) -> Nanos:
+        """The page's own moment, on the host's clock."""
+        return self.clock.time_of(float(await self.page.evaluate("performance.now()")))
 
     async def wait_for(self, state: str, *, limit_s: float = 20.0) -> bool:
         for _ in range(round(limit_s / 0.05)):
@@ -176,17 +189,20 @@ class Stage(AsyncScoped):
         if deaths := (await self.daemon.metrics()).get("duplexd_frontend_engine_deaths", 0.0):
             raise RigError(f"the engine died {deaths:.0f} times during the run; the daemon said:\n{self.daemon.said()}")
 
+    def path(self) -> str:
+        """What lies between the browser and the daemon."""
+        if self._impaired is None:
+            return "loopback of one machine, nothing impaired"
+        return f"two network namespaces of one machine: {self._impaired.text()}"
+
     def client(self) -> str:
         return f"Chromium {self.browser.version}, media element, PulseAudio null sink tap"
 
 
-def keep(folder: Path | None, name: str, recording: Recording, report: dict[str, Any]) -> None:
-    """Save what others need to compute the figures again."""
-    if folder is None:
-        return
+def keep(folder: Path, name: str, recording: Recording) -> None:
+    """Save a recording with its clock, for others to compute the figures again."""
     folder.mkdir(parents=True, exist_ok=True)
     recording.save(folder / name)
-    (folder / f"{name}-report.json").write_text(json.dumps(report, indent=1, default=str))
 
 
 def percentile(values: list[float], share: float) -> float | None:

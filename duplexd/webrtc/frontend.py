@@ -184,7 +184,7 @@ class Visit:
         if how == "gap":
             return  # The framer sees the gap by the next timestamp and says so in its blocks.
         now = clock.now()
-        self.lateness.note(rtp, now)
+        self.lateness.note(rtp, now, pcm)
         self.line.on_audio(pcm, rtp, now)
         self.carry()
 

@@ -8,6 +8,7 @@ GET  /healthz /readyz        the process lives / the engine is loaded
 GET  /metrics                Prometheus text
 GET  /api/watch?rows=N       a snapshot for `duplexd top`: cursors of N sessions, lanes, figures; needs the token, or
                              without one a caller on this machine
+GET  /api/uplink             when each piece of each person's sound came, half a minute back; for the same callers
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Server:
                 web.get("/readyz", self.ready),
                 web.get("/metrics", self.metrics),
                 web.get("/api/watch", self.watch),
+                web.get("/api/uplink", self.uplink),
                 web.get("/{name}", self.page),
             ]
         )
@@ -167,15 +169,24 @@ class Server:
         return web.Response(text=text, headers={"Content-Type": PROMETHEUS})
 
     async def watch(self, request: web.Request) -> web.Response:
-        self._authorise(request)
-        if not self.config.token and not is_loopback(request.remote or ""):
-            said = "sessions are shown to this machine only; start the daemon with a token to watch it from elsewhere"
-            raise Refused(403, "forbidden", said)
+        self._authorise_watcher(request)
         rows = request.query.get("rows", str(ROWS))
         if not rows.isascii() or not rows.isdigit() or not 1 <= int(rows) <= ROWS_MAX:
             raise Refused(400, "bad_rows", f"rows is {rows[:20]!r}; it lies in 1..{ROWS_MAX}")
         found = snapshot(self.frontend, self.values(), rows=int(rows))
         return web.Response(body=msgspec.json.encode(found), content_type="application/json", headers=HEADERS)
+
+    async def uplink(self, request: web.Request) -> web.Response:
+        """When each piece of each person's sound came lately, for whoever measures the way here (`bench uplink`)."""
+        self._authorise_watcher(request)
+        found = {str(session): list(visit.lateness.arrivals) for session, visit in self.frontend.visits.items()}
+        return web.Response(body=msgspec.json.encode(found), content_type="application/json", headers=HEADERS)
+
+    def _authorise_watcher(self, request: web.Request) -> None:
+        self._authorise(request)
+        if not self.config.token and not is_loopback(request.remote or ""):
+            said = "sessions are shown to this machine only; start the daemon with a token to watch it from elsewhere"
+            raise Refused(403, "forbidden", said)
 
     def values(self) -> dict[str, float]:
         frontend = self.frontend

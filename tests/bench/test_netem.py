@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duplexd.bench import netem, selftest
-from duplexd.bench.netem import BadNetwork, Impairment, Link, require_tun
+from duplexd.bench.netem import LOSSES_KEPT, BadNetwork, Impairment, Link, require_tun, rtp_of
 from duplexd.bench.programs import ProgramMissing, RigError
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND
 
@@ -102,6 +103,52 @@ def test_a_missing_ip_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch,
 
     with pytest.raises(ProgramMissing, match="apt-get install --no-install-recommends iproute2"):
         require_tun()
+
+
+def udp(payload: bytes, *, options: bytes = b"") -> bytes:
+    """An IPv4 packet with it, as it comes from a TUN device."""
+    words = 5 + len(options) // 4
+    header = bytes([0x40 | words, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 10, 78, 0, 2, 10, 78, 0, 1])
+    return header + options + bytes(8) + payload
+
+
+RTP = bytes([0x80, 0x80 | 111, 0, 7]) + (0xFEDCBA98).to_bytes(4, "big") + bytes(4) + b"voice"
+
+
+@pytest.mark.parametrize(
+    ("packet", "found"),
+    [
+        (udp(RTP), (111, 0xFEDCBA98)),
+        (udp(RTP, options=bytes(8)), (111, 0xFEDCBA98)),
+        (udp(bytes([0x80, 200]) + RTP[2:]), None),
+        (udp(bytes([22, 254, 253]) + bytes(20)), None),
+        (udp(b"\0\1" + bytes(18)), None),
+        (udp(RTP[:11]), None),
+        (bytes([0x60]) + bytes(60), None),
+        (b"", None),
+    ],
+    ids=["rtp", "behind options", "rtcp", "dtls", "stun", "cut short", "IPv6", "nothing"],
+)
+def test_lost_voice_packets_are_known_by_their_header(packet: bytes, found: tuple[int, int] | None) -> None:
+    assert rtp_of(packet) == found
+
+
+def test_the_relay_knows_its_last_losses_by_direction() -> None:
+    near, wire_a = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    far, wire_b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with near, wire_a, far, wire_b, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+        wire_a.setblocking(False)
+        relay = netem._Relay(wire_a.fileno(), wire_b.fileno(), control, seed=1)
+        relay._obey(netem._Order("ab", Impairment(loss=1 - 1e-9)))
+        for number in range(LOSSES_KEPT + 3):
+            near.send(udp(RTP[:2] + number.to_bytes(2, "big") + RTP[4:]))
+            near.send(udp(b"\0\1" + bytes(18)))
+            relay._take(wire_a.fileno())
+        forth, back = (relay._told(netem._Order(way, tells_losses=True)) for way in ("ab", "ba"))
+
+    assert (len(forth), back) == (LOSSES_KEPT, ())
+    assert {(loss.payload_type, loss.timestamp) for loss in forth} == {(111, 0xFEDCBA98)}
+    assert relay._told(netem._Order("ab")) == ()
 
 
 def namespaces() -> set[str]:

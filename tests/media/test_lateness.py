@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from duplexd.media.lateness import Lateness
+from duplexd.media.lateness import ARRIVALS_MAX, Arrival, Lateness
 from duplexd.units import NANOS_PER_MS, Nanos
 
 
@@ -28,3 +29,18 @@ def test_a_stream_that_begins_anew_is_measured_anew_and_the_past_is_bounded() ->
 
     assert lateness.excess_ms() == [0, 0, 0]
     assert Lateness().excess_ms() == []
+
+
+def test_arrivals_are_kept_one_by_one_with_the_first_loud_sample() -> None:
+    """The newest half minute of them; a silent piece says so."""
+    lateness = Lateness()
+    sound = np.zeros(320, np.int16)
+    sound[112:] = -9000
+    lateness.note(2**32 + 960, Nanos(1), np.zeros(320, np.int16))
+    lateness.note(2**32 + 1920, Nanos(2), sound)
+    kept = list(lateness.arrivals)
+    for index in range(ARRIVALS_MAX):
+        lateness.note(2880 + 960 * index, Nanos(3 + index), sound)
+
+    assert kept == [Arrival(960, Nanos(1), -1), Arrival(1920, Nanos(2), 112)]
+    assert (len(lateness.arrivals), lateness.arrivals[0].at) == (ARRIVALS_MAX, 3)

@@ -227,7 +227,7 @@ class RealtimeVisit:
         if how == "gap":
             return  # The framer sees the gap by the next timestamp and says so in its blocks.
         now = clock.now()
-        self.lateness.note(rtp, now)
+        self.lateness.note(rtp, now, pcm)
         self.bridge.on_audio(pcm, rtp, now)
         self.flush()
 
