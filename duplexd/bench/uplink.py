@@ -38,7 +38,7 @@ WINDOW_NS = 2 * NANOS_PER_SECOND
 TONE_MS = 100
 PAUSES_S = (0.4, 0.9)  #: between tones
 QUIET_NS = 150 * NANOS_PER_MS  #: of silence before a piece that begins a tone
-FOUND_NS = NANOS_PER_SECOND  #: a tone that has not come by then was lost whole
+FOUND_NS = 400 * NANOS_PER_MS  #: a tone that has not come by then never came; less than the least distance of two
 ASK_EVERY_S = 10.0  #: the front end keeps half a minute
 SEED = 20261130
 
@@ -176,7 +176,8 @@ def _until_calm(window: Sequence[Piece], lost: Nanos) -> float | None:
 def microphone_to_application_ms(arrivals: Sequence[Arrival], onsets: Sequence[int]) -> list[float]:
     """From each sound's first loud sample at the microphone until the piece with it was handed on.
 
-    A sound none of whose beginning came within a second is left out; callers say how many of how many there are.
+    A sound that never came (all its packets were lost, or the browser took it for noise) is left out; callers say how
+    many of how many there are.
     """
     begins, silent_since = list[int](), 0
     for arrival in arrivals:
