@@ -234,7 +234,7 @@ async def bench(*, replies: int = 4, stops: int = 12, turns: int = 3) -> dict[st
         skews = await measure_skew(stage, eye, replies=replies)
         stopped = await measure_stops(stage, eye, count=stops)
         stage.require_whole_recordings()
-        client = stage.client()
+        client, path = stage.client(), stage.path()
     async with Stage("--model", "pocket", query=QUERY) as stage:
         eye = await _watch(stage)
         idle = await measure_frames(eye, seconds=10)
@@ -254,6 +254,7 @@ async def bench(*, replies: int = 4, stops: int = 12, turns: int = 3) -> dict[st
             for name, each in (("clock", stopped), ("pocket", shut))
         },
         "seen_by": client,
+        "path": path,
     }
 
 
