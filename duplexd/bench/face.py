@@ -423,7 +423,7 @@ async def bench(*, replies: int = 4, stops: int = 20, seconds: float = 60.0) -> 
         skews = await measure_skew(stage, eye, replies=replies)
         stopped = await measure_stops(stage, eye, count=stops)
         stage.require_whole_recordings()
-        client = stage.client()
+        client, path = stage.client(), stage.path()
     async with Stage("--model", "pocket", query=QUERY) as stage:
         eye = await _watch(stage)
         idle = await measure_frames(eye, seconds=10)
@@ -450,6 +450,7 @@ async def bench(*, replies: int = 4, stops: int = 20, seconds: float = 60.0) -> 
         "mouth_stop_ms": shut.figures(),
         "clock_stop_ms": stopped.figures(),
         "seen_by": client,
+        "path": path,
     }
 
 

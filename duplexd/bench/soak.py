@@ -61,6 +61,7 @@ async def bench(*, minutes: float, connects: int, model: str) -> dict[str, Any]:
             "not_returned": {name: [before[name], after[name]] for name in before if before[name] != after[name]},
             "held": after,
             "model": model,
+            "path": stage.path(),
             "client": stage.client(),
             "metrics": metrics,
             "each": readings,

@@ -154,6 +154,14 @@ class Stage(AsyncScoped):
             await asyncio.sleep(0.05)
         return False
 
+    async def stretched_ms(self) -> float:
+        """Sound the browser has made up or left out since it connected, because packets came late or not at all."""
+        script = "async () => (await window.duplexd.stats()).find(s => s.type === 'inbound-rtp' && s.kind === 'audio')"
+        stats = await self.page.evaluate(script) or {}
+        made_up = stats.get("concealedSamples", 0) - stats.get("silentConcealedSamples", 0)
+        hurried = stats.get("insertedSamplesForDeceleration", 0) + stats.get("removedSamplesForAcceleration", 0)
+        return float(made_up + hurried) / 48
+
     # Sound --------------------------------------------------------------------------------------------
 
     async def say(self, pcm: NDArray[Any], rate: int) -> Said:

@@ -99,16 +99,20 @@ async def bench(
             for one in recordings.load("paused")[:pauses]:
                 paused.append(await _paused(stage, one, noise_db=noise))
                 await uplink.gather()
+        heard = stage.heard()
+        for turn in (*talked, *without):  # Of the whole recording: its clock is known best then.
+            if turn.v2v_ms is not None:
+                turn.v2v_ms = voice_to_voice_ms(heard, Nanos(turn.ended))
         metrics = await stage.daemon.metrics()
         report = _report(stage, talked, paused, metrics, model=model)
         losses = stage.network.losses("ba") if stage.network is not None else ()
         report |= figures(uplink.arrivals, losses, uplink.holes)
-        report |= {"pictures": {"fps": round(frames_between(before, after)["fps"], 1)}} if before and after else {}
+        report["pictures"] = {"fps": round(frames_between(before, after)["fps"], 1) if before and after else None}
         if pairs:
             report["pairs"] = _compare(talked, without)
             report["each_without"] = [msgspec.structs.asdict(t) for t in without]
         if folder is not None:
-            keep(folder, "talk-loudspeaker", stage.rig.loudspeaker.recording())
+            keep(folder, "talk-loudspeaker", heard)
             keep(folder, "talk-microphone", stage.rig.microphone.recording())
             (folder / "talk.json").write_text(json.dumps(report | {"log": log}, indent=1))
         stage.require_whole_recordings()
@@ -122,7 +126,7 @@ def report_from(folder: Path) -> dict[str, Any]:
     Raises:  RigError for a folder that holds no such recording.
     """
     try:
-        report = json.loads((folder / "talk.json").read_text())
+        report: dict[str, Any] = json.loads((folder / "talk.json").read_text())
     except FileNotFoundError as missing:
         raise RigError(f"{folder} holds nothing that `duplexd bench talk --keep` has saved") from missing
     heard = tap.Recording.load(folder / "talk-loudspeaker")

@@ -13,8 +13,10 @@ import pytest
 
 from duplexd import weights
 from duplexd.bench import bargein, recordings
+from duplexd.bench.programs import RigError
 from duplexd.bench.pulse import Echo
 from duplexd.bench.recordings import noises
+from duplexd.bench.resumed import resumed
 from duplexd.bench.stage import Stage
 from duplexd.bench.tap import Recording
 from duplexd.units import NANOS_PER_MS, Nanos
@@ -72,6 +74,9 @@ def test_a_spoken_question_is_answered_aloud_and_the_page_shows_what_was_said() 
             aloud = transcribed(heard, Nanos(said.start + question.voiced_end_ms * NANOS_PER_MS), heard.end)
             assert similarity(words_of(transcript[1]["heard"]), words_of(aloud)) >= 0.7, aloud
             (latency,) = await stage.latencies()
+            first = heard.first_audible(after=said.start + question.voiced_end_ms * NANOS_PER_MS)
+            assert first is not None
+            print(f"parts {latency['total_ms']} of {(first - said.start) / NANOS_PER_MS - question.voiced_end_ms:.0f}")
             assert abs(sum(ms for _, ms in latency["parts"]) - latency["total_ms"]) < 1.0
             assert stage.browser.page_errors == []
 
@@ -87,11 +92,62 @@ def test_twenty_interruptions_are_remembered_as_they_were_heard() -> None:
     assert report["compared"] == 20
     assert [one for one in report["each"] if one["history_errors"]] == []
     # Near a word's end the cursor's error (6 ms) leaves it open whether the word was heard: one of forty. By chance
-    # three or more of twenty are met in one run of seventy, five or more in one of five thousand.
-    assert report["ambiguous_words"] <= 4
-    assert report["ear_undecided"] <= 4  # The tone ear's own error, 8 ms.
+    # three or more of twenty are met in one run of seventy.
+    assert report["ambiguous_words"] <= 2
+    # A cut within 8 ms of a word's end is beyond the ear of this test, not of the engine: one of thirty.
+    assert report["ear_undecided"] <= 3
     assert report["old_epoch_samples"] == 0
     assert report["old_words_after_flush"] == 0
+    # Ten times a second the daemon said where the ear was; BOUND is what it publishes as the error.
+    assert report["moving_cursor_error_ms"]["count"] >= 200
+    assert report["moving_cursor_error_ms"]["within_20_ms"] >= 0.9
+
+
+def syllable(question: recordings.Recording) -> np.ndarray[Any, np.dtype[np.int16]]:
+    """The loudest 75 ms of a voice: enough to make the page hold its breath, too little for any word."""
+    pcm, length = question.pcm().astype(np.float64), recordings.RATE * 75 // 1000
+    at = int(np.argmax(np.convolve(pcm**2, np.ones(length), "valid")))
+    ramp = np.minimum(1, np.arange(length) / 48)
+    return np.asarray(pcm[at : at + length] * ramp * ramp[::-1], np.int16)
+
+
+def test_each_hold_goes_on_where_it_was() -> None:
+    """Six syllables over two replies of the word clock: every word of them is heard once and whole, by the loudspeaker.
+
+    A reply that goes on 300 ms early or late leaves a word that much too long or too short.
+    """
+
+    async def story() -> None:
+        async with Stage("--model", "clock", "--voice-detector", "silero") as stage:
+            await stage.type("say 4")  # The first sound of a browser may stutter.
+            await stage.wait_for("speaking")
+            await stage.wait_for("listening")
+            await asyncio.sleep(2)
+            found = []
+            before = await stage.stretched_ms()
+            for turn in range(2):
+                begun = await stage.now()
+                await stage.type("say 20")
+                await stage.wait_for("speaking")
+                for question in recordings.load("question")[3 * turn : 3 * turn + 3]:
+                    await asyncio.sleep(1.4)
+                    await stage.disturb(syllable(question), recordings.RATE)
+                await stage.wait_for("listening")
+                await asyncio.sleep(0.5)
+                log = await stage.log(since=begun)
+                response = max(e["response"] for e in log if e["kind"] == "reply")
+                found.append(resumed(stage.heard(), log, response=response, after=begun, before=await stage.now()))
+            stage.require_whole_recordings()
+            stretched = await stage.stretched_ms() - before
+            print(found, f"the browser made up or left out {stretched:.0f} ms")
+            if stretched > 150:
+                raise RigError(f"the browser made up or left out {stretched:.0f} ms of sound: the machine is too busy")
+
+            assert sum(one.holds for one in found) >= 4
+            assert all(one.is_whole for one in found)
+            assert max(abs(off) for one in found for off in one.off_ms) <= 60 + stretched
+
+    run(story)
 
 
 def noise(name: str, seconds: float) -> np.ndarray[Any, np.dtype[np.int16]]:
@@ -114,7 +170,7 @@ TOPICS = ("the ocean", "the sun", "music", "the moon", "bees", "trees", "the wea
 @pytest.mark.parametrize("aec", [1, 0], ids=["with echo cancellation", "without"])
 def test_no_false_interruption(aec: int) -> None:
     """Own echo from the loudspeaker, music, keys, coughs and "mm-hm" over twenty replies: none is interrupted, and
-    every hold goes on where it was, so that every word is heard, without a gap."""
+    the server takes every word for heard and knows of no gap (what the loudspeaker says: the test before)."""
 
     async def story() -> None:
         echo = Echo(latency_ms=40, gain=0.1)
