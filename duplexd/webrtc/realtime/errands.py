@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
+import hashlib
 import io
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -173,6 +174,21 @@ class Stream:
         return self._answer
 
 
+class Whole:
+    """The final object of an answer that is streamed: what its pieces are together."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+
+    def add(self, data: bytes) -> None:
+        self._digest.update(data)
+        self._bytes += len(data)
+
+    def wire(self) -> dict[str, Any]:
+        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
+
+
 class Errands:
     def __init__(self, realtime: RealtimeRoutes) -> None:
         self._realtime = realtime
@@ -228,8 +244,10 @@ class Errands:
         async with self._errand(key) as errand:
             spoken = {} if key.settings.speaks else {"output_modalities": ["audio"]}
             errand.send("response.create", response={"duplexd": {"script": wanted["input"]}, **spoken})
+            whole = Whole()
             try:
                 async for data in _sound_of(errand, _SoundWriter(sound)):
+                    whole.add(data)
                     shown = _sse({"type": "speech.audio.delta", "audio": base64_of(data)}) if by_events else data
                     await stream.write(shown)
                 usage = _speech_usage(errand.done)
@@ -241,7 +259,8 @@ class Errands:
                 await stream.write(_sse({"type": "error", **refusal.body()}))
                 return await stream.end(is_whole=False)
             if by_events:
-                await stream.write(_sse({"type": "speech.audio.done", "usage": usage}))
+                done = {"type": "speech.audio.done", "usage": usage, "duplexd": {"output": whole.wire()}}
+                await stream.write(_sse(done))
             return await stream.end()
 
     # Transcription ----------------------------------------------------------------------------------------------------

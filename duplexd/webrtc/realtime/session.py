@@ -213,7 +213,8 @@ class RealtimeSession:
 
     def shown(self) -> dict[str, Any]:
         """The session as its client sees it."""
-        values = {k: v for k, v in self.settings.values.items() if k != "duplexd" or self.settings.extended}
+        own = self.settings.extended or self.settings.retention_s is not None
+        values = {k: v for k, v in self.settings.values.items() if k != "duplexd" or own}
         values["id"] = self._public_id
         if self._expires_at is not None:
             values["expires_at"] = self._expires_at

@@ -5,6 +5,7 @@ locked, and nothing is left behind. Without an engine process.
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 from typing import Any
@@ -562,5 +563,26 @@ def test_a_call_whose_session_ended_while_its_offer_was_answered_is_closed(monke
         assert answer.status == 503
         assert closed == ["the session has ended"]
         assert place.server.realtime.calls == {}
+
+    at_a_door(story)
+
+
+def test_speech_by_events_ends_with_what_its_pieces_are_together() -> None:
+    async def story(place: Place) -> None:
+        def speak(wanted: ReplyWanted) -> None:
+            reply = reply_of(wanted.session, number=1, key=wanted.key)
+            chunk = PublishChunk(
+                wanted.session, ResponseId(1), ChunkId(1), Epoch(0), Span(Ticks(0), Ticks(4800)), 0, 2400, True, 1
+            )
+            place.engine.say(reply(ResponseState.ACCEPTED), chunk, reply(ResponseState.COMPLETED))
+
+        place.frontend.read_chunk = lambda news: np.ones(news.samples, np.int16)  # type: ignore[method-assign]
+        place.engine.on_reply_wanted = speak
+        answer = await place.http.post("/v1/audio/speech", json={"input": "x", "stream_format": "sse"})
+        events = [json.loads(line[6:]) for line in (await answer.text()).splitlines() if line]
+        data = b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
+        output = events[-1]["duplexd"]["output"]
+        assert output == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        assert len(data) > 4800
 
     at_a_door(story)
