@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import uvloop
-from aiortc.rtcsctptransport import WEBRTC_DCEP, WEBRTC_STRING
+from aiortc.rtcsctptransport import (
+    SCTP_DATA_FIRST_FRAG,
+    SCTP_DATA_LAST_FRAG,
+    WEBRTC_DCEP,
+    WEBRTC_STRING,
+    DataChunk,
+)
 from aiortc.rtp import RtcpByePacket
 
 from duplexd import clock
@@ -24,12 +30,14 @@ from duplexd.webrtc.opus import Pcm
 from duplexd.webrtc.peer import (
     CHANNELS_MAX,
     REASSEMBLY_BYTES_MAX,
+    TSN_WRAP,
     Channel,
     Heartbeat,
     MessageFault,
     Peer,
     PeerConfig,
     Sight,
+    _coalesce,
     _rtc_configuration,
     bind_addresses,
     guard_loop,
@@ -385,6 +393,64 @@ def test_hostile_messages_are_reported_and_the_voice_goes_on() -> None:
     assert sorted(host.faults()) == ["malformed", "not_text", "not_utf8", "too_large", "unknown_channel"]
     assert host.texts() == ['{"t":"set"}']
     assert host.peer.stats().fault_count == 5
+
+
+def test_a_message_of_a_megabyte_is_refused_and_the_window_opens_again() -> None:
+    """One of the greatest length arrives whole before it, and another after it."""
+    most = "y" * wire.MESSAGE_BYTES_MAX
+    windows: list[int] = []
+
+    async def story(host: Host, page: TestClient) -> None:
+        sctp = host.peer._connection.sctp
+        page.connection.sctp._remote_max_message_size = 0
+        for text in (most, "x" * 1_000_000, most):
+            windows.append(sctp._advertised_rwnd)
+            before = len(host.texts()) + len(host.faults())
+            page.send(RELIABLE, text)
+            await until(lambda before=before: len(host.texts()) + len(host.faults()) > before, seconds=20)
+        windows.append(sctp._advertised_rwnd)
+
+    host = Host()
+    session(story, host=host)
+
+    assert host.texts() == [most, most]
+    assert host.faults() == ["too_large"]
+    assert len(set(windows)) == 1
+
+
+def fragment(number: int, flags: int = 0) -> DataChunk:
+    chunk = DataChunk(flags=flags)
+    chunk.tsn, chunk.user_data = (TSN_WRAP - 5 + number) % TSN_WRAP, bytes([number % 256]) * 1200
+    return chunk
+
+
+@pytest.mark.parametrize("gap", [None, 30], ids=["whole", "with a gap"])
+def test_fragments_of_an_unfinished_message_become_one_and_no_byte_is_lost(gap: int | None) -> None:
+    """Also where their numbers wrap. What lies behind a gap waits for it."""
+    fragments = [fragment(n, SCTP_DATA_FIRST_FRAG if n == 0 else 0) for n in range(40) if n != gap]
+    before = b"".join(one.user_data for one in fragments)
+    forgotten = _coalesce(fragments)
+
+    assert forgotten == 0
+    assert b"".join(one.user_data for one in fragments) == before
+    assert len(fragments) == (1 if gap is None else 10)
+    assert fragments[0].tsn == fragment(39 if gap is None else 29).tsn
+    assert fragments[0].flags == SCTP_DATA_FIRST_FRAG
+
+
+def test_of_a_message_that_is_too_long_the_rest_is_forgotten_and_given_back_to_the_window() -> None:
+    fragments = [fragment(n, SCTP_DATA_FIRST_FRAG if n == 0 else 0) for n in range(100)]
+
+    assert _coalesce(fragments) == 120_000 - (wire.MESSAGE_BYTES_MAX + 1)
+    assert [len(one.user_data) for one in fragments] == [wire.MESSAGE_BYTES_MAX + 1]
+
+
+@pytest.mark.parametrize("flags", [0, SCTP_DATA_FIRST_FRAG | SCTP_DATA_LAST_FRAG], ids=["headless", "whole already"])
+def test_what_is_no_beginning_of_a_message_is_left_as_it_is(flags: int) -> None:
+    fragments = [fragment(n, flags if n == 0 else 0) for n in range(40)]
+
+    assert _coalesce(fragments) == 0
+    assert len(fragments) == 40
 
 
 def test_fragments_that_never_become_a_message_end_the_session() -> None:

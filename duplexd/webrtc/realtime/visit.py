@@ -34,6 +34,8 @@ from duplexd.messages import (
     PublishFrames,
     RefuseSession,
     StateChanged,
+    TurnOutcome,
+    TurnSettled,
     TurnState,
 )
 from duplexd.units import NANOS_PER_SECOND, Nanos, Ticks, ticks_from_nanos
@@ -282,11 +284,13 @@ class RealtimeVisit:
         self.flush()
 
     def _note(self, news: Any) -> None:
-        """For whoever watches the daemon."""
+        """For whoever watches the daemon, and for the detector."""
         if isinstance(news, Progress):
             self.progress = news
         elif isinstance(news, StateChanged):
             self.shown_state = news.state.value
+        elif isinstance(news, TurnSettled) and news.outcome in (TurnOutcome.TAKEN, TurnOutcome.EMPTY):
+            self.line.end_turn(news.span.end)
 
     def _settle(self, refusal: RefuseSession | None) -> None:
         if not self.admitted.done():
