@@ -16,7 +16,7 @@ from duplexd.bench import bargein, recordings
 from duplexd.bench.programs import RigError
 from duplexd.bench.pulse import Echo
 from duplexd.bench.recordings import noises
-from duplexd.bench.resumed import resumed
+from duplexd.bench.resumed import Resumed, resumed
 from duplexd.bench.stage import Stage
 from duplexd.bench.tap import Recording
 from duplexd.units import NANOS_PER_MS, Nanos
@@ -111,10 +111,30 @@ def syllable(question: recordings.Recording) -> np.ndarray[Any, np.dtype[np.int1
     return np.asarray(pcm[at : at + length] * ramp * ramp[::-1], np.int16)
 
 
+STRETCHED_MAX_MS = 100  #: what the browser may make up or leave out of a reply because the machine is busy
+
+
+async def _held_three_times(stage: Stage, questions: list[recordings.Recording]) -> tuple[Resumed, float]:
+    """What was heard of a reply under three syllables, and how much the browser stretched it by itself, ms."""
+    begun, before = await stage.now(), await stage.stretched_ms()
+    await stage.type("say 20")
+    await stage.wait_for("speaking")
+    for question in questions:
+        await asyncio.sleep(1.4)
+        await stage.disturb(syllable(question), recordings.RATE)
+    await stage.wait_for("listening")
+    await asyncio.sleep(0.5)
+    log = await stage.log(since=begun)
+    response = max(e["response"] for e in log if e["kind"] == "reply")
+    heard = resumed(stage.heard(), log, response=response, after=begun, before=await stage.now())
+    return heard, await stage.stretched_ms() - before
+
+
 def test_each_hold_goes_on_where_it_was() -> None:
     """Six syllables over two replies of the word clock: every word of them is heard once and whole, by the loudspeaker.
 
-    A reply that goes on 300 ms early or late leaves a word that much too long or too short.
+    A reply that goes on 300 ms early or late leaves a word that much too long or too short. Replies that the browser
+    itself has stretched are not judged; there are six for two.
     """
 
     async def story() -> None:
@@ -123,29 +143,21 @@ def test_each_hold_goes_on_where_it_was() -> None:
             await stage.wait_for("speaking")
             await stage.wait_for("listening")
             await asyncio.sleep(2)
-            found = []
-            before = await stage.stretched_ms()
-            for turn in range(2):
-                begun = await stage.now()
-                await stage.type("say 20")
-                await stage.wait_for("speaking")
-                for question in recordings.load("question")[3 * turn : 3 * turn + 3]:
-                    await asyncio.sleep(1.4)
-                    await stage.disturb(syllable(question), recordings.RATE)
-                await stage.wait_for("listening")
-                await asyncio.sleep(0.5)
-                log = await stage.log(since=begun)
-                response = max(e["response"] for e in log if e["kind"] == "reply")
-                found.append(resumed(stage.heard(), log, response=response, after=begun, before=await stage.now()))
+            found: list[tuple[Resumed, float]] = []
+            for turn in range(6):
+                found.append(await _held_three_times(stage, recordings.load("question")[3 * turn :][:3]))
+                judged = [(one, stretched) for one, stretched in found if stretched <= STRETCHED_MAX_MS]
+                if len(judged) == 2:
+                    break
             stage.require_whole_recordings()
-            stretched = await stage.stretched_ms() - before
-            print(found, f"the browser made up or left out {stretched:.0f} ms")
-            if stretched > 150:
-                raise RigError(f"the browser made up or left out {stretched:.0f} ms of sound: the machine is too busy")
+            print(*found, sep="\n")
+            if len(judged) < 2:
+                raise RigError(f"the machine is too busy: the browser stretched {[round(ms) for _, ms in found]} ms")
 
-            assert sum(one.holds for one in found) >= 4
-            assert all(one.is_whole for one in found)
-            assert max(abs(off) for one in found for off in one.off_ms) <= 60 + stretched
+            assert sum(one.holds for one, _ in judged) >= 4
+            assert all(one.is_whole for one, _ in judged)
+            for one, stretched in judged:
+                assert max(map(abs, one.off_ms)) <= 60 + stretched
 
     run(story)
 
