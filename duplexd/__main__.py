@@ -179,12 +179,14 @@ def watch(options: argparse.Namespace) -> int:
 def check_model(options: argparse.Namespace) -> int:
     from importlib.metadata import entry_points
 
+    from duplexd.config import OWN_FACES
     from duplexd.engine.process import load_plan
     from duplexd.models.contract import Finding, check_plan
 
     own = {entry.name: entry for entry in entry_points(group="duplexd.contracts")}
+    face = {"face": OWN_FACES[options.name]} if options.name in OWN_FACES else {}
     findings: list[Finding] = (
-        own[options.name].load()() if options.name in own else check_plan(load_plan(options.name, {}))
+        own[options.name].load()() if options.name in own else check_plan(load_plan(options.name, face))
     )
     for finding in findings:
         print(f"{finding.stage:18}{finding.rule:24}{'BROKEN: ' + finding.fault if finding.fault else 'holds'}")
