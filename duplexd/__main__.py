@@ -186,6 +186,7 @@ def watch(options: argparse.Namespace) -> int:
 def check_model(options: argparse.Namespace) -> int:
     from importlib.metadata import entry_points
 
+    from duplexd.config import OWN_FACES
     from duplexd.engine.process import CPU, check_device, load_plan
     from duplexd.models.contract import Finding, check_plan
 
@@ -193,10 +194,11 @@ def check_model(options: argparse.Namespace) -> int:
     own = {entry.name: entry for entry in entry_points(group="duplexd.contracts")}
     if options.name in own and options.device != CPU:
         raise ConfigError(f"the suite of {options.name} runs on {CPU} only, not on {options.device}")
+    face = {"face": OWN_FACES[options.name]} if options.name in OWN_FACES else {}
     findings: list[Finding] = (
         own[options.name].load()()
         if options.name in own
-        else check_plan(load_plan(options.name, {}, device=options.device), device=options.device)
+        else check_plan(load_plan(options.name, face, device=options.device), device=options.device)
     )
     for finding in findings:
         print(f"{finding.stage:18}{finding.rule:24}{'BROKEN: ' + finding.fault if finding.fault else 'holds'}")

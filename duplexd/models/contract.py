@@ -166,7 +166,11 @@ def _host(values: Any) -> npt.NDArray[np.float64]:
 
 
 def check_plan(plan: ModelPlan, *, device: str = "cpu") -> list[Finding]:
-    """Every rule for every stage of the conversation; a drawn face has its own suite (models/face/contract.py)."""
+    """Every rule for every stage of a plan; of a drawn face those of any family (faces.py), it has a suite of its own
+    beside (models/face/contract.py).
+    """
+    from duplexd.models.faces import FaceRules  # It imports this module.
+
     suite = Suite(plan, device=device)
     checks = {
         Role.COPY: suite.copy,
@@ -183,6 +187,8 @@ def check_plan(plan: ModelPlan, *, device: str = "cpu") -> list[Finding]:
                 findings += checks[spec.role](spec.name)
             except Exception as error:  # what a rule needs of another stage is not to be had
                 findings.append(Finding(spec.name, "all rules", f"could not be tried: {type(error).__name__}: {error}"))
+    if plan.face is not None:
+        findings += FaceRules(plan, suite.arena, suite.stages).findings()
     return [*findings, *suite.claims()]
 
 

@@ -15,6 +15,7 @@ from duplexd.engine.feeling import SURE
 from duplexd.messages import PublishFrames
 from duplexd.models.clock import plan as clock_plan
 from duplexd.models.clock.stages import WORD
+from duplexd.models.contract import check_plan
 from duplexd.models.face.checkpoint import load_face
 from duplexd.models.face.motion import CHUNK_FRAMES, CHUNK_TICKS, CONDITION, Channel
 from duplexd.models.face.performer import Part, Performer
@@ -147,3 +148,10 @@ def test_joy_of_a_clause_is_in_the_mood_of_its_chunks_and_the_corners_of_the_mou
     assert [joy for joy, _ in groupby(joys)] == [0.0, SURE, 0.0]
     assert abs(first - (voice + 4 * WORD)) <= CHUNK_TICKS
     assert smile[True] > smile[False] + 0.15
+
+
+def test_the_drawn_face_keeps_the_rules_of_any_face() -> None:
+    found = check_plan(plan_with_face())
+
+    assert [finding for finding in found if finding.fault] == []
+    assert {finding.stage for finding in found} >= {"overhear", "generate", "refine", "decode"}

@@ -21,7 +21,7 @@ from duplexd.models.face.contract import FaceSuite
 from duplexd.models.face.motion import CHUNK_FRAMES
 from duplexd.models.face.performer import Part, Performer
 from duplexd.models.face.stages import Decoder, Generator, Overhear, Refiner
-from duplexd.streams.stage import Failed, GenerateJob
+from duplexd.streams.stage import Failed, GenerateJob, ReferenceJob
 from duplexd.units import Ticks
 
 
@@ -188,6 +188,46 @@ def test_the_clock_keeps_its_contract_too() -> None:
 
     assert [finding for finding in findings if finding.fault] == []
     assert {finding.rule for finding in findings} >= {"chunked == whole", "causal", "discard, then redo"}
+
+
+def clock_with_a_face() -> Any:
+    from duplexd.models.clock import plan
+
+    return plan({"face": "flash"})
+
+
+def test_the_clocks_face_keeps_the_rules_of_any_face() -> None:
+    findings = check_plan(clock_with_a_face())
+    tried = {finding.stage for finding in findings}
+
+    assert [finding for finding in findings if finding.fault] == []
+    assert tried >= {"overhear", "generate", "refine", "decode"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "rule"), [("overhear", "masked row unchanged"), ("generate", "masked row unchanged")]
+)
+def test_a_face_that_writes_a_neighbours_slot_is_found_out(stage: str, rule: str) -> None:
+    plan, values = clock_with_a_face(), iter(range(99))
+    build = plan.build
+
+    def spoiled() -> Any:
+        stages = build()
+        run = stages[stage].run
+
+        def stray(jobs: Any, media: Any) -> Any:
+            results = run(jobs, media)
+            if not isinstance(jobs[0], ReferenceJob):
+                stages[stage].arena.field("voice", "pcm")[1, -5:] = next(values)
+            return results
+
+        stages[stage].run = stray
+        return stages
+
+    plan.build = spoiled
+    faults = {(finding.stage, finding.rule) for finding in check_plan(plan) if finding.fault}
+
+    assert (stage, rule) in faults
 
 
 def test_a_session_is_the_same_among_others() -> None:
