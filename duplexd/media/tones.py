@@ -5,7 +5,8 @@
     |<----------------- 160 ms ------------------->|40 ms |
 
 1. One low tone of 32 and one high tone of 32: 1024 words can be told apart, then the code starts again (`unwrapped`).
-2. All tones lie in 500..4500 Hz: they pass a telephone, 16 kHz, and every mode of Opus.
+2. All tones lie in 500..4500 Hz: they pass 16 kHz and every mode of Opus. A telephone takes the highest of them away:
+   behind one, the words with a tone above 3.7 kHz are not heard.
 3. Neighbouring words differ in both tones by many steps: the smear of one codec frame never turns a word into its
    neighbour.
 4. A word is a pure function of its sample numbers: any slice of it equals the same slice of the whole.

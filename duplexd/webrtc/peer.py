@@ -700,17 +700,25 @@ def guard_loop(loop: asyncio.AbstractEventLoop) -> LoopGuard:
     return guard
 
 
-async def _cut(connection: Any) -> None:
-    """Close the sockets and stop the tasks aiortc was asked to close and did not."""
-    tasks = [
-        task
+def _private(connection: Any, *names: str) -> list[Any]:
+    """What aiortc keeps under these names in senders and receivers, where it is there."""
+    return [
+        found
         for transceiver in connection.getTransceivers()
         for owner, kind in ((transceiver.sender, "Sender"), (transceiver.receiver, "Receiver"))
-        for name in ("rtp_task", "rtcp_task")
-        if (task := getattr(owner, f"_RTCRtp{kind}__{name}", None)) is not None
+        for name in names
+        if (found := getattr(owner, f"_RTCRtp{kind}__{name}", None)) is not None
     ]
-    for task in tasks:
+
+
+async def _cut(connection: Any) -> None:
+    """Close the sockets and stop the tasks aiortc was asked to close and did not."""
+    for task in _private(connection, "rtp_task", "rtcp_task"):
         task.cancel()
+    # A task that failed (a receiver report of more than 31 streams) never says that it has ended, and aiortc's own
+    # `close`, which it begins when its other end goes, would wait for that for ever.
+    for exited in _private(connection, "rtp_exited", "rtcp_exited"):
+        exited.set()
     for transport in ice_transports(connection):
         for protocol in transport.iceGatherer._connection._protocols:
             protocol.transport.close()

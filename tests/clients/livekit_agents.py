@@ -1,115 +1,127 @@
-"""LiveKit's OpenAI realtime plugin, without a room: three spoken turns, the first reply interrupted. Prints one JSON.
+"""LiveKit's AgentSession over its OpenAI realtime plugin, without a room: three spoken turns, the first reply
+interrupted. Prints one JSON.
 
-It plays what it is given in real time; at `input_speech_started` it interrupts and truncates at what it has played, as
-an AgentSession does.
+The loudspeaker is an output of ours that plays in real time and says how far it came, as the library asks of one; when
+to interrupt, where to truncate and what to remember is the library's.
 """
 
 import asyncio
-import base64
-import json
-import math
 import sys
-import time
 
 from livekit import rtc
+from livekit.agents import Agent, AgentSession
+from livekit.agents.voice import io
 from livekit.plugins import openai
 from openai.types.realtime.realtime_audio_input_turn_detection import ServerVad
+from person import Person
 
 URL, SECONDS = sys.argv[1], float(sys.argv[2])
-TURNS = [(1.0, 1.6), (4.5, 5.4), (13.5, 14.1)]
-out = {"audio": [], "events": [], "errors": [], "interrupted": [], "history": [], "truncated": []}
-started = time.monotonic()
-playing = {}
+RATE = 24_000
+person = Person(RATE)
+found = person.found
 
 
-def now():
-    return time.monotonic() - started
+class Microphone(io.AudioInput):
+    """Frames as the person speaks them."""
+
+    def __init__(self):
+        super().__init__(label="microphone")
+        self.index = 0
+
+    async def __anext__(self):
+        if person.now() >= SECONDS:
+            await asyncio.sleep(3600)
+        await asyncio.sleep(max(0.0, self.index * 0.02 - person.now()))
+        pcm = person.frame(self.index)
+        self.index += 1
+        return rtc.AudioFrame(pcm, RATE, 1, len(pcm) // 2)
 
 
-async def play(message):
-    texts = asyncio.create_task(read(message))
-    begin, played = None, 0.0
-    async for frame in message.audio_stream:
-        if begin is None:
-            begin = now()
-            playing["id"], playing["begin"] = message.message_id, begin
-        out["audio"].append([now() * 1000, message.message_id, base64.b64encode(bytes(frame.data)).decode()])
-        played += frame.duration
-        playing["made"] = played
-    await texts
+class Loudspeaker(io.AudioOutput):
+    """Plays one segment after the other, in real time; what was played is what the person heard."""
 
+    def __init__(self):
+        super().__init__(label="loudspeaker", capabilities=io.AudioOutputCapabilities(pause=False), sample_rate=RATE)
+        self.waiting = bytearray()
+        self.playing = None
+        self.ended = False
 
-async def read(message):
-    async for _ in message.text_stream:
-        pass
+    async def capture_frame(self, frame):
+        await super().capture_frame(frame)
+        self.waiting += bytes(frame.data)
+        if self.playing is None:
+            self.ended = False
+            self.playing = asyncio.create_task(self.play())
+            self.on_playback_started(created_at=person.started + person.now())
 
+    def flush(self):
+        super().flush()
+        self.ended = True
 
-async def generation(event):
-    async for message in event.message_stream:
-        await play(message)
+    def clear_buffer(self):
+        self.waiting.clear()
+        if self.playing is not None:
+            self.playing.cancel()
+            self.finish(interrupted=True)
+
+    async def play(self):
+        self.begun, self.played = person.now(), 0
+        while self.waiting or not self.ended:
+            due = int((person.now() - self.begun) * RATE) * 2 - self.played
+            part = bytes(self.waiting[: max(0, due)])
+            del self.waiting[: len(part)]
+            self.played += len(part)
+            if part:
+                person.play("", part)
+            await asyncio.sleep(0.01)
+        self.finish(interrupted=False)
+
+    def finish(self, *, interrupted):
+        self.playing = None
+        self.on_playback_finished(playback_position=self.played / 2 / RATE, interrupted=interrupted)
 
 
 async def main():
-    model = openai.realtime.RealtimeModel(
-        base_url=f"{URL}/v1",
-        api_key="x",
-        model="clock",
-        turn_detection=ServerVad(type="server_vad", create_response=True, interrupt_response=True),
-    )
-    session = model.session()
-    tasks = []
-    session.on("error", lambda e: out["errors"].append(str(e.error)))
+    detection = ServerVad(type="server_vad", create_response=True, interrupt_response=True)
+    model = openai.realtime.RealtimeModel(base_url=f"{URL}/v1", api_key="x", model="clock", turn_detection=detection)
+    session = AgentSession(llm=model, aec_warmup_duration=None)  # There is no echo to be cancelled.
+    session.input.audio, session.output.audio = Microphone(), Loudspeaker()
+    session.on("error", lambda e: found["errors"].append(str(e.error)))
+    await session.start(Agent(instructions="Be brief."))
+    realtime = session.current_agent.realtime_llm_session
     items = {}
 
     def note(event):
-        out["events"].append([now() * 1000, event["type"]])
+        person.note(event["type"])
         if event["type"] == "conversation.item.retrieved":
             items[event["item"]["id"]] = event["item"]
+        elif event["type"] == "response.output_audio_transcript.delta":
+            person.tell(event["item_id"], event["delta"])
 
-    session.on("openai_server_event_received", note)
-    session.on("generation_created", lambda e: tasks.append(asyncio.create_task(generation(e))))
+    def note_own(event):
+        kind = event["type"] if isinstance(event, dict) else event.type
+        if kind == "conversation.item.truncate":
+            own = event if isinstance(event, dict) else event.model_dump()
+            person.cut(own["item_id"], own["audio_end_ms"])
 
-    def stop(_):
-        if "begin" in playing:
-            heard = min(now() - playing["begin"], playing["made"])
-            if heard < playing["made"] or now() - playing["begin"] <= playing["made"]:
-                session.interrupt()
-                session.truncate(message_id=playing["id"], modalities=["audio"], audio_end_ms=int(heard * 1000))
-                out["interrupted"].append([now() * 1000, heard * 1000])
-                out["truncated"].append([playing["id"], int(heard * 1000)])
-            playing.clear()
-
-    session.on("input_speech_started", stop)
-    session.update_options()
-    await session.update_instructions("Be brief.")
-    sent = 0
-    while now() < SECONDS:
-        while sent * 0.02 < now():
-            at = sent * 0.02
-            loud = any(a <= at < b for a, b in TURNS)
-            pcm = b"".join(
-                int(8000 * math.sin(2 * math.pi * 700 * (at + i / 24000)) if loud else 20 * (i % 2)).to_bytes(
-                    2, "little", signed=True
-                )
-                for i in range(480)
-            )
-            session.push_audio(rtc.AudioFrame(pcm, 24000, 1, 480))
-            sent += 1
-        await asyncio.sleep(0.01)
-    # The plugin's own copy keeps whole texts (its AgentSession cuts them): ask for what the server remembers.
-    ids = [item.id for item in session.chat_ctx.items if item.type == "message"]
+    realtime.on("openai_server_event_received", note)
+    realtime.on("openai_client_event_queued", note_own)
+    await asyncio.sleep(SECONDS - person.now())
+    for item in session.history.items:
+        if item.type == "message":
+            entry = {"id": item.id, "role": item.role, "text": item.text_content or ""}
+            found["history"].append(entry | {"interrupted": item.interrupted})
+    ids = [item.id for item in realtime.chat_ctx.items if item.type == "message"]
     for item_id in ids:
-        session.send_event({"type": "conversation.item.retrieve", "item_id": item_id})
+        realtime.send_event({"type": "conversation.item.retrieve", "item_id": item_id})
     await asyncio.sleep(0.5)
     for item_id in ids:
         parts = items[item_id].get("content", [])
         text = " ".join((part.get("transcript") or part.get("text") or "") for part in parts)
-        out["history"].append({"id": item_id, "role": items[item_id]["role"], "text": text})
-    for task in tasks:
-        task.cancel()
+        found["remembered"].append({"id": item_id, "role": items[item_id]["role"], "text": text})
     await session.aclose()
     await model.aclose()
 
 
 asyncio.run(main())
-print(json.dumps(out))
+person.print()

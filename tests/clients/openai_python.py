@@ -1,94 +1,74 @@
-"""openai-python over a WebSocket: three spoken turns, the first reply interrupted; a secret; a call. Prints one JSON.
+"""openai-python over a WebSocket: three spoken turns, the first reply interrupted; a secret. Prints one JSON.
 
-It plays what it is given in real time; at `speech_started` it truncates at what it has played.
+It plays what it is given in real time; at `speech_started` it truncates at what it has played. The library keeps no
+history: what its application knows of an item is what it was told last, so it asks for an item that was cut.
 """
 
 import asyncio
 import base64
-import json
-import math
 import sys
-import time
-from pathlib import Path
 
 from openai import AsyncOpenAI
+from person import Person
 
-URL, SECONDS, OFFER = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-TURNS = [(1.0, 1.6), (4.5, 5.4), (13.5, 14.1)]
-out = {"audio": [], "events": [], "errors": [], "interrupted": [], "history": [], "truncated": []}
-started = time.monotonic()
-
-
-def now():
-    return time.monotonic() - started
+URL, SECONDS = sys.argv[1], float(sys.argv[2])
+person = Person()
+found = person.found
 
 
-async def speak(connection):
-    sent = 0
-    while now() < SECONDS:
-        while sent * 0.02 < now():
-            at = sent * 0.02
-            loud = any(a <= at < b for a, b in TURNS)
-            pcm = b"".join(
-                int(8000 * math.sin(2 * math.pi * 700 * (at + i / 24000)) if loud else 20 * (i % 2)).to_bytes(
-                    2, "little", signed=True
-                )
-                for i in range(480)
-            )
-            await connection.input_audio_buffer.append(audio=base64.b64encode(pcm).decode())
-            sent += 1
-        await asyncio.sleep(0.01)
+def spoken(item):
+    return {"id": item.id, "role": item.role, "text": " ".join(part.transcript or "" for part in item.content)}
 
 
 async def main():
     client = AsyncOpenAI(api_key="x", base_url=f"{URL}/v1", max_retries=0)
-    out["models"] = [model.id for model in (await client.models.list()).data]
-    out["secret"] = (await client.realtime.client_secrets.create(session={"type": "realtime"})).value
-    call = await client.realtime.calls.create(
-        sdp=Path(OFFER).read_text(), session={"type": "realtime", "model": "clock"}
-    )
-    out["answer"] = (await call.aread()).decode() if hasattr(call, "aread") else call.text
-    out["call_id"] = call.response.headers["Location"].rsplit("/", 1)[1]
-    await client.realtime.calls.hangup(out["call_id"])
+    found["models"] = [model.id for model in (await client.models.list()).data]
+    found["secret"] = (await client.realtime.client_secrets.create(session={"type": "realtime"})).value
     async with client.realtime.connect(model="clock") as connection:
-        await connection.session.update(
-            session={"type": "realtime", "audio": {"input": {"transcription": {"model": "x"}}}}
-        )
-        speaker = asyncio.create_task(speak(connection))
-        begin, made, item, items = None, 0.0, None, []
+        session = {"type": "realtime", "audio": {"input": {"transcription": {"model": "x"}}}}
+        await connection.session.update(session=session)
+
+        async def say(pcm):
+            await connection.input_audio_buffer.append(audio=base64.b64encode(pcm).decode())
+
+        view, playing = {}, {}
 
         async def ask_for_all():
-            await speaker
-            for one in items:
+            await person.speak(SECONDS, say)
+            for one in view:
                 await connection.conversation.item.retrieve(item_id=one)
 
         asking = asyncio.create_task(ask_for_all())
         async for event in connection:
             if event.type == "response.output_audio.delta":
-                if event.item_id != item:
-                    begin, made, item = now(), 0.0, event.item_id
+                if event.item_id != playing.get("item"):
+                    playing = {"item": event.item_id, "begin": person.now(), "made": 0.0}
                 data = base64.b64decode(event.delta)
-                out["audio"].append([now() * 1000, item, event.delta])
-                made += len(data) / 48000
+                person.play(event.item_id, data)
+                playing["made"] += len(data) / 48_000
                 continue
-            out["events"].append([now() * 1000, event.type])
+            person.note(event.type)
             if event.type == "error":
-                out["errors"].append(event.error.message)
-            elif event.type == "input_audio_buffer.speech_started" and item and now() - begin < made:
-                heard = int((now() - begin) * 1000)
-                await connection.conversation.item.truncate(item_id=item, content_index=0, audio_end_ms=heard)
-                out["interrupted"].append([now() * 1000, heard])
-                out["truncated"].append([item, heard])
-                item = None
-            elif event.type == "conversation.item.added":
-                items.append(event.item.id)
+                found["errors"].append(event.error.message)
+            elif event.type == "response.output_audio_transcript.delta":
+                person.tell(event.item_id, event.delta)
+            elif event.type == "input_audio_buffer.speech_started":
+                if playing and person.now() - playing["begin"] < playing["made"]:
+                    heard = int((person.now() - playing["begin"]) * 1000)
+                    where = {"item_id": playing["item"], "content_index": 0}
+                    await connection.conversation.item.truncate(**where, audio_end_ms=heard)
+                    person.cut(playing["item"], heard)
+                playing = {}
+            elif event.type in ("conversation.item.added", "conversation.item.done"):
+                view[event.item.id] = spoken(event.item)
             elif event.type == "conversation.item.retrieved":
-                part = event.item.content[0]
-                out["history"].append({"id": event.item.id, "role": event.item.role, "text": part.transcript or ""})
-                if len(out["history"]) == len(items):
+                found["remembered"].append(spoken(event.item))
+                view[event.item.id] = spoken(event.item)
+                if len(found["remembered"]) == len(view):
                     break
+        found["history"] = list(view.values())
         await asking
 
 
 asyncio.run(asyncio.wait_for(main(), SECONDS + 20))
-print(json.dumps(out))
+person.print()

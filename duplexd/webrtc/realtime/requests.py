@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import aiohttp
 import msgspec
 from aiohttp import BodyPartReader, MultipartReader, web
 
@@ -110,9 +111,22 @@ async def json_body(request: web.Request, *, bytes_max: int = BODY_BYTES_MAX) ->
         raise Refusal(400, "invalid_json", f"The body is not JSON: {error}.") from error
 
 
+class Socket(web.WebSocketResponse):
+    """A WebSocket that ends for its reader when its client has gone.
+
+    A ping that came just before is answered by the library while it reads, and raises where nobody is left.
+    """
+
+    async def receive(self, timeout: float | None = None) -> aiohttp.WSMessage:
+        try:
+            return await super().receive(timeout)
+        except ConnectionError:
+            return aiohttp.WSMessage(aiohttp.WSMsgType.CLOSED, None, None)
+
+
 async def upgrade(request: web.Request) -> web.WebSocketResponse:
     offered = request.headers.get("Sec-WebSocket-Protocol", "")
-    socket = web.WebSocketResponse(
+    socket = Socket(
         protocols=("realtime",) if offered else (),
         max_msg_size=FRAME_BYTES_MAX,
         heartbeat=PING_EVERY_S,

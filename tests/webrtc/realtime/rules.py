@@ -24,12 +24,21 @@ class View:
         self.transcripts: dict[str, str] = {}
         self.speaking: str | None = None
         self.committed: list[str] = []
+        self.closed = False  #: nothing may come any more
         self._count = 0
         self._parts: dict[str, dict[str, Any]] = {}  #: open content parts, by item
         self._out_of_band: set[str] = set()
+        self._unadded: str | None = None  #: committed, and not an item yet
+        self._put_out: dict[str, list[str]] = {}  #: items of a response that is open, in order
+        self._item_done: set[str] = set()  #: of them, those whose `output_item.done` has come
+        self._owes_limits = False  #: a response is done and `rate_limits.updated` has not come
 
     def take(self, event: dict[str, Any]) -> None:
         self._count += 1
+        self._need(not self.closed, event, "nothing is told after the close")
+        limits = event["type"] == "rate_limits.updated"
+        self._need(limits == self._owes_limits, event, "rate limits follow a response that is done, and nothing else")
+        self._owes_limits = False
         self._need(event["event_id"] == f"event_{self._count}", event, "event ids are contiguous")
         _no_nulls(event)
         self._need((self._count == 1) == (event["type"] == "session.created"), event, "session.created comes first")
@@ -68,6 +77,7 @@ class View:
     def _input_audio_buffer_committed(self, event: dict[str, Any]) -> None:
         self._need(self.speaking is None, event, "speech stops before it is committed")
         self._need(event["previous_item_id"] == (self.order[-1] if self.order else None), event, "one list")
+        self._unadded = event["item_id"]
         self.committed.append(event["item_id"])
 
     # Items ------------------------------------------------------------------------------------------------------------
@@ -75,6 +85,11 @@ class View:
     def _conversation_item_added(self, event: dict[str, Any]) -> None:
         item, before = event["item"], event["previous_item_id"]
         self._need(item["id"] not in self.items, event, "an item is added once")
+        self._need(self._unadded in (None, item["id"]), event, "what is committed is added at once")
+        self._unadded = None
+        answers = item.get("role") == "assistant" and item["status"] == "in_progress"
+        announced = any(item["id"] in ids for ids in self._put_out.values())
+        self._need(announced or not answers, event, "an item of a response is put out before it is added")
         self._need(before is None or before in self.order, event, "it stands behind an item that is there")
         self.order.insert(0 if before is None else self.order.index(before) + 1, item["id"])
         self.items[item["id"]] = item
@@ -112,6 +127,8 @@ class View:
         response = event["response"]
         known = response["id"] in self.open or response["id"] in self.done
         self._need(not known and response["status"] == "in_progress", event, "a response is created once")
+        self._need(self._unadded is None, event, "a turn is an item before it is answered")
+        self._put_out[response["id"]] = []
         if "conversation_id" not in response:
             self._out_of_band.add(response["id"])
         mine = [one for one in self.open if one not in self._out_of_band]
@@ -127,24 +144,41 @@ class View:
         for item in response["output"]:
             self._need(item["id"] not in self._parts, event, "parts end before their response")
             self._need(item["status"] != "in_progress", event, "items end before their response")
+            self._need(item["id"] in self._item_done, event, "an item's end is told before its response's")
+        told = [item["id"] for item in response["output"]]
+        self._need(told == self._put_out.pop(response["id"]), event, "the output is what was put out")
+        self._owes_limits = True
         del self.open[response["id"]]
         self.done[response["id"]] = response
 
-    def _response_output_item_added(self, event: dict[str, Any]) -> None:
+    def _inside(self, event: dict[str, Any]) -> None:
         self._need(event["response_id"] in self.open, event, "only while its response is open")
 
-    _response_output_item_done = _response_output_item_added
-    _response_function_call_arguments_delta = _response_output_item_added
-    _response_function_call_arguments_done = _response_output_item_added
+    def _response_output_item_added(self, event: dict[str, Any]) -> None:
+        self._inside(event)
+        put_out, name = self._put_out[event["response_id"]], event["item"]["id"]
+        self._need(name not in self.items and name not in put_out, event, "put out once, before it is added")
+        self._need(event["output_index"] == len(put_out), event, "one after the other")
+        put_out.append(name)
+
+    def _response_output_item_done(self, event: dict[str, Any]) -> None:
+        self._inside(event)
+        name = event["item"]["id"]
+        self._need(name in self._put_out[event["response_id"]], event, "what ends was put out")
+        self._need(name not in self._item_done and name not in self._parts, event, "it ends once, after its parts")
+        self._item_done.add(name)
+
+    _response_function_call_arguments_delta = _inside
+    _response_function_call_arguments_done = _inside
 
     def _response_content_part_added(self, event: dict[str, Any]) -> None:
-        self._response_output_item_added(event)
+        self._inside(event)
         inside = event["item_id"] in self.items or event["response_id"] in self._out_of_band
         self._need(inside and event["item_id"] not in self._parts, event, "its item was added, and it once")
-        self._parts[event["item_id"]] = {"text": "", "done": set(), "audio": False}
+        self._parts[event["item_id"]] = {"text": "", "done": set(), "spoken": event["part"]["type"] == "audio"}
 
     def _part(self, event: dict[str, Any]) -> dict[str, Any]:
-        self._response_output_item_added(event)
+        self._inside(event)
         self._need(event["item_id"] in self._parts, event, "inside an open part")
         return self._parts[event["item_id"]]
 
@@ -173,7 +207,9 @@ class View:
         part["done"].add("text")
 
     def _response_content_part_done(self, event: dict[str, Any]) -> None:
-        self._need("text" in self._part(event)["done"], event, "its text ends before it")
+        part = self._part(event)
+        self._need("text" in part["done"], event, "its text ends before it")
+        self._need(part["spoken"] == ("audio" in part["done"]), event, "its sound ends before it")
         del self._parts[event["item_id"]]
 
     def text(self, item_id: str) -> str:

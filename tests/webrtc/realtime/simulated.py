@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from duplexd.ids import SessionId
 from duplexd.media import tones
 from duplexd.media.energy import EnergyDetector
-from duplexd.media.line import Block, Line
+from duplexd.media.line import Block, Detector, Line
 from duplexd.messages import PublishChunk, SessionClosed, SessionOpened
 from duplexd.units import NANOS_PER_MS, Nanos, ticks_from_nanos
 from duplexd.webrtc.realtime.bridge import Bridge
@@ -43,7 +43,7 @@ class Client:
         transport: Transport = Transport.WEBSOCKET,
         limits: Limits | None = None,
         settings: dict[str, Any] | None = None,
-        auto_play: bool = True,
+        detector: Detector | None = None,
     ) -> None:
         self.world = simulation.world
         self.session = SessionId(session)
@@ -60,7 +60,7 @@ class Client:
         self.line = Line(
             session=self.session,
             rate=RATE,
-            detector=EnergyDetector(),
+            detector=detector or EnergyDetector(),
             echo=None,
             allow_barge_in=True,
             pts_at=lambda now: int(ticks_from_nanos(max(0, now - self._origin))),
@@ -108,8 +108,8 @@ class Client:
 
     def leave(self, *, at_ms: float) -> None:
         def happen() -> SessionClosed:
-            self._ended = True
             self.core.close()
+            self._ended = self.view.closed = True  # From here on news still come, and the view takes no event of them.
             return SessionClosed(self.session, "left")
 
         self.world.at(ms(at_ms), happen)
@@ -162,15 +162,15 @@ class Client:
 
     def _later(self, act: Callable[[], None]) -> None:
         def happen() -> None:
-            if not self._ended:
-                act()
-                self._flush()
+            act()
+            self._flush()
 
         self.world.at(self.world.now(), happen)
 
     def _flush(self) -> None:
         for fact in self.bridge.facts():
-            self._to_engine(fact)
+            if not self._ended:
+                self._to_engine(fact)
         for event in self.bridge.events():
             self.log.append((self.world.now() / NANOS_PER_MS, event))
             self.view.take(event)

@@ -10,10 +10,11 @@ import pytest
 from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
 from duplexd.messages import AdvanceEpoch, PublishChunk, StateChanged, TurnState
+from duplexd.units import NANOS_PER_MS
 from duplexd.webrtc.realtime.session import Transport
 from tests.engine.simulation import Simulation, beep, history_words
 from tests.webrtc.realtime.simulated import Client
-from tests.webrtc.realtime.test_session import ask, user
+from tests.webrtc.realtime.test_session import ask
 
 
 def test_a_cancel_carries_the_position_and_does_not_race_the_text() -> None:
@@ -35,7 +36,7 @@ def test_a_cancel_carries_the_position_and_does_not_race_the_text() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_interruption_silences_within_the_target_wherever_it_falls(seed: int) -> None:
-    """T-BI-05, T-BI-16, T-BI-17, over a track: silence within 400 ms of the onset; the old reply never comes back."""
+    """T-BI-05, over a track: silence within 400 ms of the onset."""
     rng = Random(seed)
     onset = rng.uniform(1200, 4500)
     simulation = Simulation(seed=seed, until_ms=9000)
@@ -50,6 +51,29 @@ def test_an_interruption_silences_within_the_target_wherever_it_falls(seed: int)
     answered = client.times("output_audio_buffer.started")[1]
     assert max((at for at in old if at < answered), default=0) <= onset + 400
     assert next(iter(client.view.done.values()))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_of_a_reply_that_was_interrupted_not_a_sample_leaves_ever_again(seed: int) -> None:
+    """T-BI-16, T-BI-17: from the decision on silence, and nobody answers here: five seconds later still silence."""
+    rng = Random(seed)
+    detection = {"type": "semantic_vad", "create_response": False}
+    simulation = Simulation(seed=seed, until_ms=12_000)
+    client = Client(
+        simulation,
+        transport=Transport.WEBRTC,
+        settings={"type": "realtime", "audio": {"input": {"turn_detection": detection}}},
+    )
+    client.microphone()
+    ask(client, "say 12")
+    client.speak(beep(1000), at_ms=rng.uniform(1200, 4000))
+    simulation.run()
+
+    decided = next(at for at, news in simulation.world.news if isinstance(news, AdvanceEpoch)) / NANOS_PER_MS
+    after = [frame for index, frame in enumerate(client.sound) if 50 + 20 * index > decided]
+    assert decided < 6000
+    assert len(after) >= 5000 / 20
+    assert not any(frame.any() for frame in after)
 
 
 def test_truncating_before_the_first_sound_is_no_error() -> None:
@@ -70,26 +94,61 @@ def test_truncating_before_the_first_sound_is_no_error() -> None:
     assert history_words(simulation) == [0, 1]
 
 
-def test_what_is_never_said_of_two_items_leaves_the_history() -> None:
-    """T-BI-11: words, then a call; stopped during the words. What was not played is not remembered, and deletes."""
-    simulation = Simulation(until_ms=6000)
+def test_an_answer_that_was_never_reached_leaves_the_history_with_its_preamble_cut() -> None:
+    """T-BI-11: a preamble and an answer, stopped in the preamble. Both are one item; nothing of the answer stays."""
+    simulation = Simulation(until_ms=9000)
     client = Client(simulation)
-    ask(client, "say 12")
-    ask_at = 2000
+    ask(client, "say 12")  # Three clauses: the first is the preamble.
+    reply: list[str] = []
 
     def stop() -> None:
-        first = client.view.order[-1]
+        reply.append(client.view.order[-1])
         client.send_now("response.cancel")
-        client.send_now("conversation.item.truncate", item_id=first, content_index=0, audio_end_ms=500)
-        client.send_now("conversation.item.create", item={**user("and more"), "id": "second"})
-        client.send_now("conversation.item.delete", item_id="second")
+        client.send_now("conversation.item.truncate", item_id=reply[0], content_index=0, audio_end_ms=1000)
 
-    client.do(ask_at, stop)
+    client.do(2500, stop)
+    client.do(3000, lambda: client.send_now("conversation.item.retrieve", item_id=reply[0]))
+    ask(client, "say 2", at_ms=3500)
     simulation.run()
 
-    dialogue = simulation.core.sessions[SessionId(1)].dialogue
-    assert [(e.user, e.reply) for e in dialogue.exchanges] == [("say 12", "0-0")]
-    assert (dialogue.user, "second" in client.view.order) == ("", False)
+    first, second = (entry for entry in client.view.items.values() if entry["role"] == "assistant")
+    told = "".join(
+        e["delta"] for e in client.events("response.output_audio_transcript.delta") if e["item_id"] == reply[0]
+    )
+    assert len(told.split()) > 4  # The answer was on its way.
+    assert (first["content"][0]["transcript"], first["status"]) == ("0-0 0-1", "incomplete")
+    assert second["content"][0]["transcript"].split()[0] == "1-0"
+    assert history_words(simulation) == [0, 1, 32, 33]
+
+
+@pytest.mark.slow
+def test_fifty_replies_of_any_length_are_remembered_to_the_byte() -> None:
+    """T-BI-04: what is retrieved at the end is what was told, every word of it was heard, and the last one, too."""
+    rng = Random(4)
+    counts = [rng.randint(1, 12) for _ in range(50)]
+    begins = [300.0]
+    for count in counts:
+        begins.append(begins[-1] + 480 * count + 1200)
+    simulation = Simulation(until_ms=begins[-1] + 2000)
+    client = Client(simulation)
+    for count, at in zip(counts, begins, strict=False):
+        ask(client, f"say {count}", at_ms=at)
+
+    def look() -> None:
+        for item_id in list(client.view.order):
+            client.send_now("conversation.item.retrieve", item_id=item_id)
+
+    client.do(begins[-1], look)
+    simulation.run()
+
+    told: dict[str, str] = {}
+    for event in client.events("response.output_audio_transcript.delta"):
+        told[event["item_id"]] = told.get(event["item_id"], "") + event["delta"]
+    kept = {e["item"]["id"]: e["item"] for e in client.events("conversation.item.retrieved")}
+    said = {name: item["content"][0]["transcript"] for name, item in kept.items() if item["role"] == "assistant"}
+    assert said == told
+    assert [len(text.split()) for text in said.values()] == counts
+    assert client.words() == [(32 * turn + word) % 1024 for turn, count in enumerate(counts) for word in range(count)]
 
 
 def test_everything_is_made_and_still_plays_and_can_be_interrupted() -> None:
@@ -171,7 +230,7 @@ def test_the_buffer_stops_when_the_last_sample_has_gone() -> None:
 
 
 def test_a_client_that_never_reports_hangs_nobody() -> None:
-    """T-PP-02, T-PP-04: by the conservative clock the reply ends, the state says so, and history says it is assumed."""
+    """T-PP-02: by the conservative clock the reply ends, the state says so, and history says it is assumed."""
     simulation = Simulation(until_ms=9000)
     client = Client(simulation, settings={"duplexd": {"events": True}})
     ask(client, "say 6")
@@ -204,6 +263,34 @@ def test_two_seconds_of_a_clients_own_buffer_are_not_mistaken_for_heard() -> Non
     assert abs(cut - ear) < 150
     ahead = [e["generation_ms"] - e["playback_ms"] for e in client.events("duplexd.cursor")]
     assert max(ahead) <= 1500 + 20
+
+
+@pytest.mark.slow
+def test_in_two_hundred_turns_nobody_hears_a_strangers_word() -> None:
+    """T-ISO-01: four people, fifty turns each, overlapping; every one of them begins at another number.
+
+    What tells them apart is what each was made to remember before: replies are numbered on from there.
+    """
+    turns, every_ms = 50, 1600.0
+    simulation = Simulation(until_ms=400 + turns * every_ms + 3000)
+    people = [Client(simulation, number) for number in range(1, 5)]
+    for index, person in enumerate(people):
+        first = {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": f"{7 * index}-0."}],
+        }
+        person.send("conversation.item.create", at_ms=200, item=first)
+        for turn in range(turns):
+            ask(person, f"say {1 + (turn + index) % 2}", at_ms=400 + every_ms * turn + 130 * index)
+    simulation.run()
+
+    for index, person in enumerate(people):
+        expected = [(32 * (7 * index + 1 + t) + w) % 1024 for t in range(turns) for w in range(1 + (t + index) % 2)]
+        assert person.words() == expected, f"person {index}"
+        assert person.view.errors == []
+        replies = [r["output"][0]["content"][0]["transcript"] for r in person.view.done.values()]
+        assert all(text.startswith(f"{7 * index + 1 + t}-0") for t, text in enumerate(replies))
 
 
 def test_who_joins_and_leaves_repeats_nothing_of_a_neighbours() -> None:

@@ -91,9 +91,9 @@ def _change(value: Any, rng: Random) -> None:
         if rng.random() < 0.25:
             del value[key]
         elif rng.random() < 0.2 and isinstance(value, dict):
-            value[rng.choice(("extra", "type", "id", "item_id", "\u00e9"))] = rng.choice(JUNK)
+            value[rng.choice(("extra", "type", "id", "item_id", "\u00e9"))] = copy.deepcopy(rng.choice(JUNK))
         else:
-            value[key] = rng.choice(JUNK)
+            value[key] = copy.deepcopy(rng.choice(JUNK))
         return
 
 
