@@ -94,7 +94,7 @@ class Voice(msgspec.Struct):
     at: Ticks
     over_reply: bool
     announced: bool = False
-    committed: bool = False
+    commit: str = ""  #: key of the client's commit that is to end it; none: it ends by itself
 
 
 class RealtimeSession:
@@ -439,12 +439,12 @@ class RealtimeSession:
             raise Fault("input_audio_buffer_commit_empty", said)
         self._wire_in.begin_anew()
         key = self._new_id("commit")
-        voice = self._voice
+        voice = self._voice if self._voice is not None and not self._voice.commit else None
         item_id = voice.item_id if voice is not None and voice.announced else self._new_id("item")
         if voice is not None:
             if voice.announced:
                 self._tell("input_audio_buffer.speech_stopped", item_id=item_id, audio_end_ms=round(self._received_ms))
-            voice.committed = True
+            voice.commit = key
         item = Item(
             item_id,
             "message",
@@ -467,14 +467,14 @@ class RealtimeSession:
     def _on_turn_opened(self, news: TurnOpened) -> None:
         self._idle_since = None
         self._voice = Voice(news.turn, self._new_id("item"), news.at, news.over_reply)
-        self._voice.committed = bool(self._commits)  # It was committed before it was heard.
+        self._voice.commit = next(iter(self._commits), "")  # It was committed before it was heard.
         if not news.over_reply:
             self._announce_voice()
 
     def _announce_voice(self) -> None:
         """`speech_started`, once; never while turns belong to the client."""
         voice, detection = self._voice, self.settings.turn_detection
-        if voice is None or voice.announced or voice.committed or detection is None:
+        if voice is None or voice.announced or voice.commit or detection is None:
             return
         voice.announced = True
         start = self.input_ms(voice.at) - detection.get("prefix_padding_ms", 300)
@@ -486,14 +486,17 @@ class RealtimeSession:
             self._voice = None
         else:
             voice = None
-        if news.key:
-            self._understand(self._commits.pop(news.key, None), news.text)
+        # A turn may have ended by itself while its commit was on the way: then this is what was committed, and the answer
+        # to the commit finds nothing any more.
+        committed = self._commits.pop(news.key or (voice.commit if voice is not None else ""), None)
+        if committed is not None:
+            self._understand(committed, news.text)
         elif news.outcome is TurnOutcome.TAKEN and voice is not None:
             self._voice = voice
             self._announce_voice()
             self._voice = None
             self._take_turn(voice, news)
-        elif voice is not None and voice.announced and not voice.committed:
+        elif voice is not None and voice.announced and not voice.commit:
             self._stop_voice(voice, news)
             if news.outcome is not TurnOutcome.CLEARED:
                 self._tell("input_audio_buffer.cleared")  # It came to nothing: nothing of it is committed.
