@@ -158,4 +158,4 @@ def test_a_chunk_is_read_as_it_was_published() -> None:
         SessionId(1), ResponseId(2), ChunkId(3), Epoch(4), Span(Ticks(5), Ticks(6)), 7, 8, True, 9
     )
 
-    assert msgspec.msgpack.decode(pack(chunk)) == ["PublishChunk", 1, 2, 3, 4, [5, 6], 7, 8, True, 9]
+    assert msgspec.msgpack.decode(pack(chunk)) == ["PublishChunk", 1, 2, 3, 4, [5, 6], 7, 8, True, 9, 0]

@@ -667,6 +667,7 @@ class Face:
                 -(-frames // stride),
                 flight.slot,
                 Ticks(stride * frame),
+                made.condition,
             )
         )
 

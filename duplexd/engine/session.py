@@ -156,6 +156,7 @@ class Flight(msgspec.Struct):
     launched_at: Nanos
     detail: Any = None
     reply: Reply | None = None  #: that it is a step of; None: it is a step of none
+    condition: ConditionVersion = ConditionVersion(0)  #: the newest when it was launched
 
 
 class Pace:
@@ -761,7 +762,7 @@ class Session:
             return
         if reply.prefilled_at == 0:
             reply.prefilled_at = now
-        taken = reply.think(result.tokens, stop=self._plan.dialect.stop)
+        taken = reply.think(result.tokens, stop=self._plan.dialect.stop, condition=flight.condition)
         self._supposed.think(result.tokens[:taken])
         self._follow()
         self._announce_calls(reply)
@@ -904,6 +905,7 @@ class Session:
             chunk.samples,
             last,
             self._sequence,
+            chunk.condition,
         )
         self._emit(news)
         if self.face is not None:
@@ -1654,7 +1656,7 @@ class Session:
             self._monitor.count("launches_short_of_memory")
             return None
         self._ready_since.pop(work.role, None)
-        self._flights[work_id] = Flight(work.role, self.timeline.epoch, now, detail, reply)
+        self._flights[work_id] = Flight(work.role, self.timeline.epoch, now, detail, reply, self.condition)
         self._busy[work.role] = self._busy.get(work.role, 0) + 1
         return Launch(work_id, work.stage, tuple(job) if isinstance(job, list) else (job,))
 
@@ -1677,12 +1679,13 @@ class Session:
             case Role.GENERATE | Role.REFINE | Role.DECODE | Role.OVERHEAR:
                 raise ValueError(f"session {self.id}: its face orders {work.role.value}, nobody else")
 
-    def _who(self, chunk: ChunkId = ChunkId(0)) -> dict[str, Any]:
+    def _who(self, chunk: ChunkId = ChunkId(0), condition: ConditionVersion | None = None) -> dict[str, Any]:
+        """Args:    condition: that the work belongs to; the newest, unless it goes on with what began earlier."""
         return {
             "session": self.id,
             "epoch": self.timeline.epoch,
             "chunk": chunk,
-            "condition": self.condition,
+            "condition": self.condition if condition is None else condition,
         }
 
     def _copy_job(self) -> tuple[Any, Any]:
@@ -1766,7 +1769,8 @@ class Session:
         if lease is None:
             return None, None
         clause = reply.to_talk.popleft()
-        job = TalkJob(**self._who(), text=clause.text, latents=lease.slot, first=clause.index == 0)
+        who = self._who(condition=clause.condition)
+        job = TalkJob(**who, text=clause.text, latents=lease.slot, first=clause.index == 0)
         return job, (lease, clause)
 
     def _render_job(self, reply: Reply | None, now: Nanos) -> tuple[Any, Any]:
@@ -1780,6 +1784,7 @@ class Session:
             epoch=self.timeline.epoch,
             offset=spoken.planned,
             span=Span(start, Ticks(start + length)),
+            condition=spoken.clause.condition,
         )
         chunk.slot = self._stores.out_slots.popleft()
         spoken.planned = Ticks(spoken.planned + length)
@@ -1788,7 +1793,7 @@ class Session:
         self.timeline.generation = chunk.span.end
         self.chunks.move(chunk, ChunkState.RUNNING)
         job = RenderJob(
-            **self._who(chunk.chunk_id),
+            **self._who(chunk.chunk_id, chunk.condition),
             latents=spoken.latents.slot,
             state=self.voice_state.slot,
             start=chunk.offset,
