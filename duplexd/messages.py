@@ -375,6 +375,7 @@ class Progress(Message, frozen=True):
     playback: Ticks
     budget: Ticks
     assumed: bool
+    urgency: str = ""  #: class of its most urgent step, as the policy calls it; "running", "ahead": none is offered
 
 
 class TurnState(Enum):

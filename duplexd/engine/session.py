@@ -1558,6 +1558,8 @@ class Session:
 
     def _context_behind(self) -> Context | None:
         """A context that must catch up with words, reply or not; decoding is another matter."""
+        if self.utterance is not None and not self._policy.prefills_speech:
+            return None
         if self._busy.get(Role.THINK) or not self.has_place:
             return None
         if self.contest is not None:
@@ -1810,10 +1812,13 @@ class Session:
 
     # Leaving -------------------------------------------------------------------------------------------------------
 
-    def progress(self, now: Nanos) -> Progress:
+    def progress(self, now: Nanos, urgency: str) -> Progress:
+        """Args:    urgency: of what it offers; '' when nothing of its reply waits for a lane."""
+        running = any(flight.reply is not None for flight in self._flights.values())
         budget = self._budget(self.reply, now) if self.reply is not None else Ticks(0)
         t = self.timeline
-        return Progress(self.id, t.epoch, t.generation, t.playback(now), budget, t.assumed)
+        shown = urgency or ("running" if running else "ahead")
+        return Progress(self.id, t.epoch, t.generation, t.playback(now), budget, t.assumed, shown)
 
     def pressure(self, now: Nanos) -> SessionPressure:
         """This session as policies see it."""
