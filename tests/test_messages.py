@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplexd import messages
-from duplexd.ids import ChunkId, Epoch, ResponseId, SessionId
+from duplexd.ids import UNCONDITIONED, ChunkId, Epoch, ResponseId, SessionId
 from duplexd.messages import Fact, Modality, News, ResponseState, TurnState, pack, unpack_fact, unpack_news
 from duplexd.units import Nanos, Span, Ticks
 
@@ -159,3 +159,9 @@ def test_a_chunk_is_read_as_it_was_published() -> None:
     )
 
     assert msgspec.msgpack.decode(pack(chunk)) == ["PublishChunk", 1, 2, 3, 4, [5, 6], 7, 8, True, 9, 0]
+
+
+def test_a_chunk_of_an_older_trace_has_no_condition_and_is_read() -> None:
+    older = msgspec.msgpack.encode(["PublishChunk", 1, 2, 3, 4, [5, 6], 7, 8, True, 9])
+
+    assert unpack_news(older).condition == UNCONDITIONED
