@@ -50,7 +50,8 @@ SWEEP = {
     "beta": (0.0, 1.0, 4.0),
 }
 SWEEP_S = 300.0  #: of people coming, in each of its runs
-SWEEP_LOADS = ((8, 0.0), (12, 0.0), (16, 0.0), (8, 0.5))
+GOAL_LOADS = ((8, 0.0), (12, 0.0), (16, 0.0), (8, 0.5))
+SWEEP_LOADS = (*GOAL_LOADS, (32, 0.0))  #: what is best for those whom the lanes can serve may be worst for a crowd
 #: What is taken away, and on which scenarios beside the bench's own that could show something.
 ABLATIONS: dict[str, tuple[str, ...]] = {
     "listeners": (
@@ -145,7 +146,7 @@ def seeds_of(count: int) -> tuple[int, ...]:
 LOADS = frozenset({(c, 0.0) for c in CONCURRENCIES} | {(CHANCES_AT, p) for p in CHANCES})
 #: How much of it: those that goals are about, all, and more where continuity is lost.
 GRIDS: dict[str, frozenset[tuple[int, float]]] = {
-    "goals": frozenset(SWEEP_LOADS),
+    "goals": frozenset(GOAL_LOADS),
     "whole": LOADS,
     "finer": LOADS | {(c, 0.0) for c in FINER},
 }
@@ -240,7 +241,7 @@ def ablations(
         scenario = _closed(file if name == "listeners" else file.parent / f"{name}.toml")
         if name == "listeners":
             scenario = msgspec.structs.replace(scenario, duration_s=SWEEP_S)
-            loads: tuple[tuple[int, float], ...] = SWEEP_LOADS
+            loads: tuple[tuple[int, float], ...] = GOAL_LOADS
         else:
             loads = ((scenario.arrivals.concurrency, scenario.barge_in),)
         policies = ["interaction", *(f"interaction {option}" for option in options)]

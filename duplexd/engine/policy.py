@@ -232,7 +232,7 @@ class Interaction:
     def __init__(
         self,
         *,
-        p_safe_ms: float = 100.0,
+        p_safe_ms: float = 200.0,
         alpha: float = 1.0,
         beta: float = 1.0,
         misfit: str = Misfit.SKIP.value,

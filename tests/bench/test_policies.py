@@ -127,7 +127,7 @@ def test_a_sweep_tries_each_constant_at_every_load_on_seeds_of_its_own(
     assert len(ran) == len(set(ran)) == (1 + others) * len(policies.SWEEP_LOADS) * len(policies.SWEEP_SEEDS)
     assert not {run.seed for run in ran} & set(policies.seeds_of(20))
     assert found[0] == found[1]
-    assert set(found[0]["sweep"]["p_safe_ms"]["200"]) == {"c8 p0", "c12 p0", "c16 p0", "c8 p0.5"}
+    assert set(found[0]["sweep"]["p_safe_ms"]["200"]) == {"c8 p0", "c12 p0", "c16 p0", "c8 p0.5", "c32 p0"}
 
 
 def test_what_deciding_costs_stands_in_the_table() -> None:

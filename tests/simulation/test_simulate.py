@@ -44,7 +44,8 @@ def run(one: Scenario, *, policy: str = "interaction", seed: int = 1) -> Simulat
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in SCENARIOS.glob("*.toml")))
 def test_a_shipped_scenario_is_whole_and_people_are_answered(name: str) -> None:
-    simulation = run(load(name, duration_s=40.0))
+    # Who returns must first be told what they talked about, and pauses for half a minute.
+    simulation = run(load(name, duration_s=150.0 if name == "returning" else 40.0))
     ended = [turn for turn in simulation.world.turns if turn.outcome is not Outcome.OPEN]
 
     assert len(ended) == len(simulation.world.turns) > 3
