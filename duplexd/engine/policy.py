@@ -330,8 +330,8 @@ class Interaction:
         """The budget; where launches are shared, what may ride on others' before it must be begun comes on top. Text is
         made for a piece of speech: it is one more ahead.
 
-        That changes DESIGN §5 rule 1 for upstream stages: there the budget ends with one piece of the worst length, here
-        with two of talk and three of thought. What can be heard, the chunks themselves, never pass the longest budget.
+        That changes DESIGN §5 rule 1 for upstream stages: there the budget ends with one piece of the worst length,
+        here with two of talk and three of thought. What can be heard, the chunks, never passes the longest budget.
         """
         if not self._gate:
             return None
