@@ -18,3 +18,5 @@ WorkId = NewType("WorkId", int)  #: one launch of a stage on a lane
 FenceId = NewType("FenceId", int)  #: a point on a lane that has or has not passed
 SlotId = NewType("SlotId", int)  #: one slot of an arena partition or of a shared-memory pool
 ContextId = NewType("ContextId", int)  #: one growing autoregressive context: a block table over arena pages
+
+UNCONDITIONED = ConditionVersion(0)  #: before anybody has set a condition

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from duplexd.ids import ChunkId, Epoch, ResponseId, SessionId, TurnId
+from duplexd.ids import ChunkId, ConditionVersion, Epoch, ResponseId, SessionId, TurnId
 from duplexd.units import Nanos, Span, Ticks
 
 
@@ -341,6 +341,7 @@ class PublishChunk(Message, frozen=True):
     samples: int
     last: bool  #: nothing of this response follows
     sequence: int
+    condition: ConditionVersion = ConditionVersion(0)  #: the words of it were thought under; see `ConditionSet`
 
 
 class PublishFrames(Message, frozen=True):
@@ -352,6 +353,7 @@ class PublishFrames(Message, frozen=True):
     count: int
     slot: int
     frame: Ticks  #: how long each frame is shown
+    condition: ConditionVersion = ConditionVersion(0)  #: of the chunk, from the boundary where it began to its end
 
 
 class CutFrames(Message, frozen=True):
@@ -392,6 +394,7 @@ class Progress(Message, frozen=True):
     playback: Ticks
     budget: Ticks
     assumed: bool
+    urgency: str = ""  #: class of its most urgent step, as the policy calls it; "running", "ahead": none is offered
 
 
 class TurnState(Enum):

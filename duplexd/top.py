@@ -20,9 +20,8 @@ from rich.text import Text
 
 from duplexd import clock
 from duplexd.config import Config, is_loopback
-from duplexd.engine.policy import Interaction
 from duplexd.errors import DuplexdError
-from duplexd.units import NANOS_PER_SECOND, Nanos, ms_from_nanos, text_from_bytes
+from duplexd.units import NANOS_PER_SECOND, Nanos, text_from_bytes
 from duplexd.webrtc.watch import ROWS_MAX, Snapshot, Watched
 
 EVERY_NS = NANOS_PER_SECOND
@@ -31,9 +30,10 @@ ANSWER_BYTES_MAX = 4_000_000
 BAR = 30  #: characters of a session's cursors
 SHARE_BAR = 24
 SCALE_MIN_MS = 600.0  #: what a full cursor bar stands for, at least
-P_SAFE_MS = ms_from_nanos(Interaction().p_safe)
 FIGURES = (
     ("underruns", "frontend_underruns", "gaps a person could hear"),
+    ("deadline misses", "engine_chunks_late", "chunks that came after the one before had been heard"),
+    ("starved", "engine_works_starved", "steps that somebody waited for and no lane took for a second"),
     ("stale samples", "frontend_stale_samples_sent", "of a dead epoch, sent before the front end knew"),
     ("interruptions", "engine_interruptions", ""),
     ("false alarms", "engine_false_alarms", "voices over a reply that were none"),
@@ -151,20 +151,14 @@ def _head(seen: Snapshot, url: str) -> Text:
 
 
 def urgency(session: Watched) -> str:
-    """The class of DESIGN §7: what the scheduler is about to do for this session; '' while nothing is to be made."""
-    if session.state == "thinking":
-        return "U1"
+    """What the scheduler is about to do for this session, in its own words; '' while nothing is to be made."""
     if session.state == "held":
         return "held"  # Suspended: while playout is frozen nothing gets nearer to silence.
-    if session.state != "speaking":
-        return ""
-    buffer = session.published - session.playback
-    if buffer <= P_SAFE_MS:
-        return "U0"
-    return "ahead" if session.budget and session.generation - session.playback >= session.budget else "U2"
+    return session.urgency if session.state in ("thinking", "speaking") else ""
 
 
-_STYLES = {"U0": "bold red", "U1": "yellow", "U2": "green", "ahead": "dim", "held": "magenta", "": "dim"}
+#: Of classes that ask for attention; others are as they are.
+_STYLES = {"U0": "bold red", "due": "red", "U1": "yellow", "ahead": "dim", "waiting": "dim", "held": "magenta"}
 
 
 def _sessions(seen: Snapshot) -> RenderableType:
@@ -180,7 +174,7 @@ def _sessions(seen: Snapshot) -> RenderableType:
         table.add_row(
             str(session.session),
             session.state,
-            Text(kind, style=_STYLES[kind]),
+            Text(kind, style=_STYLES.get(kind, "green")),
             cursors(session),
             f"{'~' if session.assumed else ''}{session.generation - session.playback:.0f}",
             f"{session.budget:.0f}" if session.budget else "-",
@@ -276,5 +270,3 @@ def _counts(seen: Snapshot) -> Iterator[tuple[str, str, str]]:
     values |= seen.frontend_values
     for name, key, meaning in FIGURES:
         yield name, f"{values.get(key, 0):g}", meaning
-    for key in sorted(key for key in values if "miss" in key):
-        yield key.removeprefix("engine_").replace("_", " "), f"{values[key]:g}", "deadlines"

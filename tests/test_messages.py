@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplexd import messages
-from duplexd.ids import ChunkId, Epoch, ResponseId, SessionId
+from duplexd.ids import UNCONDITIONED, ChunkId, Epoch, ResponseId, SessionId
 from duplexd.messages import Fact, Modality, News, ResponseState, TurnState, pack, unpack_fact, unpack_news
 from duplexd.units import Nanos, Span, Ticks
 
@@ -158,4 +158,10 @@ def test_a_chunk_is_read_as_it_was_published() -> None:
         SessionId(1), ResponseId(2), ChunkId(3), Epoch(4), Span(Ticks(5), Ticks(6)), 7, 8, True, 9
     )
 
-    assert msgspec.msgpack.decode(pack(chunk)) == ["PublishChunk", 1, 2, 3, 4, [5, 6], 7, 8, True, 9]
+    assert msgspec.msgpack.decode(pack(chunk)) == ["PublishChunk", 1, 2, 3, 4, [5, 6], 7, 8, True, 9, 0]
+
+
+def test_a_chunk_of_an_older_trace_has_no_condition_and_is_read() -> None:
+    older = msgspec.msgpack.encode(["PublishChunk", 1, 2, 3, 4, [5, 6], 7, 8, True, 9])
+
+    assert unpack_news(older).condition == UNCONDITIONED

@@ -53,10 +53,27 @@ def add_bench(commands: Any) -> None:
     _output(scheduler, run_scheduler)
     policies = kinds.add_parser("policies", help="scheduling policies on the same simulated people")
     policies.add_argument("--scenario", type=Path, default=Path("demos/scenarios/listeners.toml"), metavar="FILE")
-    policies.add_argument("--policy", action="append", default=[], metavar="NAME", help="one of them; default: all")
+    policies.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help='one of them, with options behind it ("interaction company=false"); default: all',
+    )
     policies.add_argument("--seeds", type=int, default=5, help="how many of them; default: 5")
     policies.add_argument("--processes", type=int, default=2)
-    policies.add_argument("--sweep", action="store_true", help="the constants of interaction instead of the table")
+    policies.add_argument(
+        "--grid",
+        choices=("goals", "whole", "finer"),
+        default="whole",
+        help="loads: those that goals are about, all, or more where continuity is lost; default: whole",
+    )
+    instead = policies.add_mutually_exclusive_group()
+    instead.add_argument("--sweep", action="store_true", help="the constants of interaction instead of the table")
+    instead.add_argument("--ablations", action="store_true", help="interaction without each of its mechanisms")
+    instead.add_argument(
+        "--warm", action="store_true", help="turns whose memory was away (demos/scenarios/returning.toml)"
+    )
     _output(policies, run_policies)
     costs = kinds.add_parser("costs", help="what the pocket model's stages cost here, as a calibration for simulate")
     costs.add_argument("--toml", type=Path, metavar="FILE", help="write the calibration")
@@ -149,12 +166,21 @@ def run_policies(options: argparse.Namespace) -> int:
         if options.json is not None:
             options.json.write_text(json.dumps(report, indent=1) + "\n")
         return _publish_sweep(report)
+    if options.ablations:
+        report = policies.ablations(options.scenario, output=options.json, processes=options.processes)
+        return _publish_cells(report["ablations"], report, options.json)
+    if options.warm:
+        file, seeds = options.scenario.parent / "returning.toml", policies.seeds_of(options.seeds)
+        report = policies.warm(file, output=options.json, seeds=seeds, processes=options.processes)
+        cells = {name: {"": cell} for name, cell in report["warm"].items()}
+        return _publish_cells({"returning": cells}, report, options.json)
     report = policies.bench(
         options.scenario,
         output=options.json,
         policies=options.policy,
         seeds=policies.seeds_of(options.seeds),
         processes=options.processes,
+        grid=options.grid,
     )
     table = Table(*policies.HEADINGS)
     for row in policies.rows_of(report):
@@ -163,6 +189,30 @@ def run_policies(options: argparse.Namespace) -> int:
     Console(width=max(120, Console().width)).print(table)
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def _publish_cells(scenarios: dict[str, Any], report: dict[str, Any], file: Path | None) -> int:
+    """{scenario: {policy: {load: figures}}} as a table, and the report as JSON."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from duplexd.bench.policies import shown
+
+    table = Table(
+        "scenario", "policy", "load", "server ms p90", "first tokens, away", "continuity", "waste", "useful/s"
+    )
+    for scenario, policies in scenarios.items():
+        for policy, loads in policies.items():
+            for load, cell in loads.items():
+                table.add_row(
+                    *(scenario, policy, load, shown(cell["ttfp_server_ms"]["p90"], ".0f")),
+                    "/".join(shown(cell["ttft_away_ms"][share], ".0f") for share in ("p50", "p90")),
+                    *(shown(cell["continuity"], ".1%"), shown(cell["waste"], ".1%"), shown(cell["useful_rps"], ".3f")),
+                )
+    Console(width=max(120, Console().width)).print(table)
+    if file is not None:
+        file.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 

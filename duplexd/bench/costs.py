@@ -123,13 +123,18 @@ def bench() -> dict[str, Any]:
     talk = next(stage for stage in stages.values() if stage.spec.role is Role.TALK)
     return {
         "stages": {
-            NAMES[stage.spec.role]: {**msgspec.to_builtins(fit(stage.samples)), "batch_max": stage.spec.batch_max}
+            NAMES[stage.spec.role]: {
+                **msgspec.to_builtins(fit(stage.samples)),
+                "batch_max": stage.spec.batch_max,
+                "load": stage.spec.load,
+            }
             for stage in stages.values()
             if stage.spec.role in NAMES
         },
         "frame_ms": FRAME_MS,
         "word_ms": round(talk.spoken_ms / max(1, talk.words)),
         "chunk_ms": round(ms_from_ticks(plan.chunk_ramp[-1])),
+        "chunk_ramp_ms": [round(ms_from_ticks(length)) for length in plan.chunk_ramp],
         "think_steps": plan.think_steps,
         "context_tokens_max": plan.context_tokens_max,
         "token_bytes": pages.row_bytes,
@@ -206,6 +211,7 @@ def toml_of(report: dict[str, Any]) -> str:
         "first_clause_words": 4,
         "clause_words": 6,
         "chunk_ms": report["chunk_ms"] // frame * frame,
+        "chunk_ramp_ms": [ms // frame * frame for ms in report["chunk_ramp_ms"]],
         "think_steps": report["think_steps"],
         "reply_words_max": 200,
         "context_tokens_max": report["context_tokens_max"],
@@ -228,7 +234,7 @@ def toml_of(report: dict[str, Any]) -> str:
         *(f"{name} = {value}" for name, value in speech.items()),
     ]
     for name, costs in report["stages"].items():
-        kept = ("fixed_us", "per_row_us", "per_unit_us", "per_step_us", "sigma", "batch_max")
+        kept = ("fixed_us", "per_row_us", "per_unit_us", "per_step_us", "sigma", "batch_max", "load")
         lines += ["", f"[stages.{name}]", 'device = "cores"', *(f"{key} = {costs[key]}" for key in kept)]
     return "\n".join(lines) + "\n"
 

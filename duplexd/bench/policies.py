@@ -6,7 +6,10 @@
 3. Runs are independent: they go to as many processes as asked for, seed by seed, and every finished one is kept beside
    the output. A bench that was stopped goes on where it stopped, and one for more seeds adds to what is there. What was
    kept of another scenario, calibration or engine is not used.
-4. `sweep` chooses the constants of `interaction`, on seeds and loads of its own.
+4. `sweep` chooses the constants of `interaction`, on seeds and loads of its own; `ablations` takes its mechanisms away
+   one by one, each on a load where it could show something; `warm` compares turns whose memory was away.
+5. A policy is written as `duplexd simulate` takes it: a name, and options behind it ("interaction company=false").
+6. An open loop (`kind = "poisson"` or `"gamma"`) is swept over its rate instead of over concurrency.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ import msgspec
 import duplexd
 from duplexd import __version__
 from duplexd.bench import scheduling
-from duplexd.engine.policy import POLICIES, Interaction
+from duplexd.engine.policy import POLICIES, Interaction, policy_of
+from duplexd.engine.policy import spelled as taken_apart
 from duplexd.errors import ConfigError
 from duplexd.simulation import calibration as calibrations
 from duplexd.simulation import scenario as scenarios
@@ -34,6 +38,9 @@ from duplexd.simulation.scenario import Scenario
 CONCURRENCIES = (1, 2, 4, 8, 12, 16, 24, 32)
 CHANCES = (0.0, 0.3, 0.5, 0.7, 1.0)
 CHANCES_AT = 8  #: concurrency of the sweep over the chance of an interruption
+FINER = (9, 10, 11, 14, 18, 20)  #: concurrencies between them, for whoever asks where continuity is lost
+RATES = (0.4, 0.6, 0.8, 1.0)  #: visits a second of an open loop
+OPEN_CHANCES = (0.0, 0.5)
 SEED_FIRST = 101  #: of the table; further ones count up
 SWEEP_SEEDS = (1, 2, 3)  #: of fits and sweeps
 #: What the sweep tries, one constant at a time beside the defaults, and the loads (listeners, chance) it tries them at.
@@ -43,12 +50,35 @@ SWEEP = {
     "beta": (0.0, 1.0, 4.0),
 }
 SWEEP_S = 300.0  #: of people coming, in each of its runs
-SWEEP_LOADS = ((8, 0.0), (12, 0.0), (16, 0.0), (8, 0.5))
+GOAL_LOADS = ((8, 0.0), (12, 0.0), (16, 0.0), (8, 0.5))
+SWEEP_LOADS = (*GOAL_LOADS, (32, 0.0))  #: what is best for those whom the lanes can serve may be worst for a crowd
+#: What is taken away, and on which scenarios beside the bench's own that could show something.
+ABLATIONS: dict[str, tuple[str, ...]] = {
+    "listeners": (
+        *("order=false", "gate=false", "company=false", "beginnings=false", "feed=false", "admission=false"),
+        "misfit=stop",
+    ),
+    "pocket": ("speculation=false", "slack_chunks=false", "prefill=false"),
+    "returning": ("next_use=false", "preload=false", "prefill=false", "misfit=stop"),
+}
+#: `interaction` without everything but bringing memory back early: an engine of requests, and that alone.
+PRELOAD_ALONE = (
+    "interaction order=false gate=false next_use=false speculation=false slack_chunks=false admission=false "
+    "company=false beginnings=false feed=false prefill=false"
+)
+#: Turns whose memory was away: what stands for an engine of requests, then what each part is worth.
+WARM = {
+    "fcfs, all at the end of the turn": "fcfs prefill=false",
+    "and memory comes back at speech onset": PRELOAD_ALONE,
+    "fcfs, speech prefilled as it comes": "fcfs",
+    "interaction, nothing guessed": "interaction speculation=false",
+    "interaction": "interaction",
+}
 #: Whose code a run depends on.
 PACKAGES = ("engine", "media", "memory", "simulation", "streams")
 CONTINUITY_MIN = 0.95  #: a load counts for `useful_rps_at_slo` while so many replies are without a gap
 PERCENTILES = ("p50", "p90", "p95")
-#: What LiveServe prints (arXiv 2606.22983, figures 11, 13 and 16), for its baseline (vLLM-Omni, LRU offload) and
+#: What LiveServe prints (arXiv 2606.22983, figures 11 to 16), for its baseline (vLLM-Omni, LRU offload) and
 #: itself. Its load is ShareGPT on eight H200; ours is drawn, on a fitted calibration: shapes and ratios compare,
 #: seconds do not.
 PUBLISHED: dict[str, dict[str, float]] = {
@@ -59,6 +89,10 @@ PUBLISHED: dict[str, dict[str, float]] = {
         "continuity_c12": 0.813,
         "continuity_c16": 0.766,
         "waste_p1": 0.4406,
+        "pacing": 0.124,
+        "ttft_away_ms": 302.1,
+        "poisson_ttfp_ms_p90": 1130,
+        "poisson_useful_rps": 0.82,
     },
     "liveserve": {
         "ttfp_ms_p50_c8": 530,
@@ -68,8 +102,22 @@ PUBLISHED: dict[str, dict[str, float]] = {
         "continuity_c16": 0.875,
         "waste_p1": 0.1238,
         "useful_rps_ratio_p0.5": 2.6,
+        "pacing": 0.839,
+        "ttft_away_ms": 127.8,
+        "poisson_ttfp_ms_p90": 680,
+        "poisson_useful_rps": 1.18,
+        "ttfp_p90_change_p0": -0.298,
+        "ttfp_p90_change_p0.5": -0.398,
     },
 }
+#: Which published figure stands beside which cell of the table: (policy, kind, key) -> names of `PUBLISHED`.
+BESIDE = {
+    ("c", "8"): "ttfp_ms_p90_c8",
+    ("c", "12"): "continuity_c12",
+    ("c", "16"): "continuity_c16",
+    ("p", "1"): "waste_p1",
+}
+STANDS_FOR = {"fcfs": "baseline", "interaction": "liveserve"}
 
 
 class Run(msgspec.Struct, frozen=True, order=True):
@@ -79,10 +127,12 @@ class Run(msgspec.Struct, frozen=True, order=True):
     concurrency: int
     chance: float
     seed: int
+    rate: float = 0.0  #: of an open loop; then there is no concurrency
 
     @property
     def key(self) -> str:
-        return f"{self.policy}/c{self.concurrency}/p{self.chance:g}/s{self.seed}"
+        load = f"r{self.rate:g}" if self.rate else f"c{self.concurrency}"
+        return f"{self.policy}/{load}/p{self.chance:g}/s{self.seed}"
 
 
 def seeds_of(count: int) -> tuple[int, ...]:
@@ -94,6 +144,12 @@ def seeds_of(count: int) -> tuple[int, ...]:
 
 #: Loads of the table, each once: p = 0 at the common concurrency belongs to both of its halves.
 LOADS = frozenset({(c, 0.0) for c in CONCURRENCIES} | {(CHANCES_AT, p) for p in CHANCES})
+#: How much of it: those that goals are about, all, and more where continuity is lost.
+GRIDS: dict[str, frozenset[tuple[int, float]]] = {
+    "goals": frozenset(GOAL_LOADS),
+    "whole": LOADS,
+    "finer": LOADS | {(c, 0.0) for c in FINER},
+}
 
 
 def runs_of(policies: Sequence[str], seeds: Sequence[int], loads: Iterable[tuple[int, float]] = LOADS) -> list[Run]:
@@ -108,18 +164,127 @@ def bench(
     policies: Sequence[str] = (),
     seeds: Sequence[int],
     processes: int = 2,
+    grid: str = "whole",
     said: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Run what is missing and put the table together.
+    """Run what is missing and put the table together: over concurrency, or over the rate of an open loop.
 
-    Raises:  ConfigError for an unknown policy or a scenario that is no closed loop.
+    Args:    policies: by name, or with options behind it; none: all. grid: which loads of a closed loop, see `GRIDS`.
+
+    Raises:  ConfigError for an unknown policy or option, or a scenario that plays a trace.
     """
     chosen = list(policies) or list(POLICIES)
-    if unknown := [name for name in chosen if name not in POLICIES]:
-        raise ConfigError(f"there is no policy {', '.join(unknown)}; there are {', '.join(POLICIES)}")
+    for policy in chosen:
+        policy_of(*taken_apart(policy))
+    scenario = scenarios.load(file)
+    if scenario.arrivals.kind in ("poisson", "gamma"):
+        return _bench_open(scenario, chosen, seeds, output=output, processes=processes, said=said)
     scenario = _closed(file)
-    kept = run_all(scenario, runs_of(chosen, seeds), output=output, processes=processes, said=said)
-    return {**table_of(kept.reports, chosen, seeds, scenario), **costs_of(scheduling.bench())}
+    loads = GRIDS[grid]
+    kept = run_all(scenario, runs_of(chosen, seeds, loads), output=output, processes=processes, said=said)
+    table = table_of(kept.reports, chosen, seeds, scenario, loads=loads)
+    return {**table, **costs_of(scheduling.bench())}
+
+
+def _bench_open(
+    scenario: Scenario,
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    output: Path | None,
+    processes: int,
+    said: Callable[[str], None],
+) -> dict[str, Any]:
+    """{"policies": {policy: {"r": {chance: {rate: figures}}}}}, and the most useful replies a second beside `fcfs`."""
+    runs = [Run(policy, 0, p, seed, r) for policy in policies for r in RATES for p in OPEN_CHANCES for seed in seeds]
+    reports = run_all(scenario, runs, output=output, processes=processes, said=said).reports
+    tables = {
+        policy: {
+            "r": {
+                f"{p:g}": {f"{r:g}": averaged([reports[Run(policy, 0, p, s, r).key] for s in seeds]) for r in RATES}
+                for p in OPEN_CHANCES
+            }
+        }
+        for policy in policies
+    }
+
+    def most(policy: str, chance: float) -> float:
+        return max(float(cell["useful_rps"]) for cell in tables[policy]["r"][f"{chance:g}"].values())
+
+    against = {
+        policy: {f"useful_rps_most_p{p:g}": _ratio(most(policy, p), most("fcfs", p)) for p in OPEN_CHANCES}
+        for policy in policies
+        if "fcfs" in tables
+    }
+    return {**_about(scenario, seeds), "policies": tables, "published": PUBLISHED, "against_fcfs": against}
+
+
+def _about(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
+    return {
+        "scenario": scenario.about.strip(),
+        "calibration": scenario.calibration,
+        "seeds": list(seeds),
+        "duration_s": scenario.duration_s,
+        "digest": digest_of(scenario),
+    }
+
+
+def ablations(
+    file: Path, *, output: Path | None, processes: int = 2, said: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Each mechanism of `interaction` taken away alone: {"ablations": {scenario: {policy: {load: figures}}}}.
+
+    Args:    file: the closed loop of listeners; the other scenarios lie beside it.
+    """
+    found: dict[str, Any] = {}
+    for name, options in ABLATIONS.items():
+        scenario = _closed(file if name == "listeners" else file.parent / f"{name}.toml")
+        if name == "listeners":
+            scenario = msgspec.structs.replace(scenario, duration_s=SWEEP_S)
+            loads: tuple[tuple[int, float], ...] = GOAL_LOADS
+        else:
+            loads = ((scenario.arrivals.concurrency, scenario.barge_in),)
+        policies = ["interaction", *(f"interaction {option}" for option in options)]
+        wanted = runs_of(policies, SWEEP_SEEDS, loads)
+        reports = run_all(scenario, wanted, output=output, processes=processes, said=said).reports
+        found[name] = {policy: _cells(reports, policy, SWEEP_SEEDS, loads) for policy in policies}
+    return {"seeds": list(SWEEP_SEEDS), "ablations": found}
+
+
+def warm(
+    file: Path,
+    *,
+    output: Path | None,
+    seeds: Sequence[int],
+    processes: int = 2,
+    said: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """First tokens of turns whose memory was in host memory when they began, part by part; the change of each median
+    against the first row. Args: file: a closed loop with few resident sessions.
+    """
+    scenario = _closed(file)
+    load = (scenario.arrivals.concurrency, scenario.barge_in)
+    wanted = runs_of(list(WARM.values()), seeds, (load,))
+    reports = run_all(scenario, wanted, output=output, processes=processes, said=said).reports
+    cells = {name: averaged([reports[Run(policy, *load, seed).key] for seed in seeds]) for name, policy in WARM.items()}
+    first = next(iter(cells.values()))["ttft_away_ms"]
+    return {
+        **_about(scenario, seeds),
+        "policies_of": WARM,
+        "warm": cells,
+        "against": {
+            name: {share: _change(cell["ttft_away_ms"][share], first[share]) for share in PERCENTILES}
+            for name, cell in cells.items()
+        },
+        "published": {side: figures["ttft_away_ms"] for side, figures in PUBLISHED.items()},
+    }
+
+
+def _cells(
+    reports: dict[str, dict[str, Any]], policy: str, seeds: Sequence[int], loads: Iterable[tuple[int, float]]
+) -> dict[str, Any]:
+    """One policy's figures by load, means over seeds."""
+    return {f"c{c} p{p:g}": averaged([reports[Run(policy, c, p, seed).key] for seed in seeds]) for c, p in loads}
 
 
 def sweep(
@@ -135,19 +300,11 @@ def sweep(
     }
     wanted = runs_of(sorted(set(spelled.values())), SWEEP_SEEDS, SWEEP_LOADS)
     reports = run_all(scenario, wanted, output=output, processes=processes, said=said).reports
-
-    def cells(policy: str) -> dict[str, Any]:
-        return {
-            f"c{c} p{p:g}": averaged([reports[Run(policy, c, p, seed).key] for seed in SWEEP_SEEDS])
-            for c, p in SWEEP_LOADS
-        }
-
     return {
-        "calibration": scenario.calibration,
-        "seeds": list(SWEEP_SEEDS),
-        "duration_s": scenario.duration_s,
+        **_about(scenario, SWEEP_SEEDS),
         "sweep": {
-            name: {f"{value:g}": cells(spelled[name, value]) for value in values} for name, values in SWEEP.items()
+            name: {f"{value:g}": _cells(reports, spelled[name, value], SWEEP_SEEDS, SWEEP_LOADS) for value in values}
+            for name, values in SWEEP.items()
         },
     }
 
@@ -155,7 +312,7 @@ def sweep(
 def _closed(file: Path) -> Scenario:
     scenario = scenarios.load(file)
     if scenario.arrivals.kind != "closed":
-        raise ConfigError(f"scenario {file}: a sweep over concurrency needs a closed loop")
+        raise ConfigError(f"scenario {file} is {scenario.arrivals.kind}; a sweep over concurrency needs a closed loop")
     return scenario
 
 
@@ -167,7 +324,7 @@ def run_all(
     missing = [run for run in wanted if run.key not in kept.reports]
     said(f"{len(wanted)} runs, {len(missing)} of them still to do, on {processes} processes")
     # Whole seeds first; of each the longest first, so that no process is left alone with one at the end.
-    todo = sorted(missing, key=lambda run: (run.seed, -run.concurrency, run))
+    todo = sorted(missing, key=lambda run: (run.seed, -run.concurrency, -run.rate, run))
     if processes == 1:
         for run in todo:
             kept.keep(run, run_one(scenario, run))
@@ -185,7 +342,8 @@ def costs_of(scheduler: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_one(scenario: Scenario, run: Run) -> dict[str, Any]:
-    arrivals = msgspec.structs.replace(scenario.arrivals, concurrency=run.concurrency)
+    load = {"rate": run.rate} if run.rate else {"concurrency": run.concurrency}
+    arrivals = msgspec.structs.replace(scenario.arrivals, **load)
     changed = msgspec.structs.replace(scenario, arrivals=arrivals, barge_in=run.chance)
     return report_of(changed, policy=run.policy, seed=run.seed)
 
@@ -223,29 +381,34 @@ class Kept:
 
 
 def table_of(
-    reports: dict[str, dict[str, Any]], policies: Sequence[str], seeds: Sequence[int], scenario: Scenario
+    reports: dict[str, dict[str, Any]],
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    scenario: Scenario,
+    *,
+    loads: Iterable[tuple[int, float]] = LOADS,
 ) -> dict[str, Any]:
     """The JSON of the bench; concurrency at p = 0, chances at concurrency 8, keys as text."""
+    concurrencies = sorted(c for c, p in loads if p == 0.0)
+    chances = sorted(p for c, p in loads if c == CHANCES_AT)
 
     def cell(policy: str, concurrency: int, chance: float) -> dict[str, Any]:
         return averaged([reports[Run(policy, concurrency, chance, seed).key] for seed in seeds])
 
     tables: dict[str, Any] = {
         policy: {
-            "c": {str(c): cell(policy, c, 0.0) for c in CONCURRENCIES},
-            "p": {f"{p:g}": cell(policy, CHANCES_AT, p) for p in CHANCES},
+            "c": {str(c): cell(policy, c, 0.0) for c in concurrencies},
+            "p": {f"{p:g}": cell(policy, CHANCES_AT, p) for p in chances},
         }
         for policy in policies
     }
     for table in tables.values():
         table["useful_rps_at_slo"] = max(
-            (cell["useful_rps"] for cell in table["c"].values() if cell["continuity"] >= CONTINUITY_MIN), default=0.0
+            (cell["useful_rps"] for cell in table["c"].values() if (cell["continuity"] or 0.0) >= CONTINUITY_MIN),
+            default=0.0,
         )
     return {
-        "scenario": scenario.about.strip(),
-        "calibration": scenario.calibration,
-        "seeds": list(seeds),
-        "duration_s": scenario.duration_s,
+        **_about(scenario, seeds),
         "continuity_slo": CONTINUITY_MIN,
         "policies": tables,
         "published": PUBLISHED,
@@ -254,9 +417,12 @@ def table_of(
 
 
 def averaged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean over seeds of every figure, with the smallest and largest of the ones the goals are about."""
+    """Mean over seeds of every figure, with the smallest and largest of the ones the goals are about, and the P90s of
+    the first audio seed by seed. A figure that a seed has nothing to count for is left out of the mean; None: no seed
+    has any.
+    """
     cell: dict[str, Any] = {}
-    for name in ("ttfp_ms", "ttfp_server_ms", "ttft_ms", "ttfas_ms", "jct_ms", "jitter_ms"):
+    for name in ("ttfp_ms", "ttfp_server_ms", "ttft_ms", "ttft_away_ms", "ttfas_ms", "jct_ms", "jitter_ms"):
         cell[name] = {share: _mean((r[name][share] for r in reports), 2) for share in PERCENTILES}
     cell["rtf"] = _mean((r["rtf"]["p50"] for r in reports), 4)
     for name in ("continuity", "waste", "useful_rps", "replies_per_second", "pacing", "gap_ms_longest"):
@@ -265,6 +431,15 @@ def averaged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         stage: _mean((r["waste_per_stage"][stage] for r in reports), 5) for stage in reports[0]["waste_per_stage"]
     }
     cell["turns"] = sum(r["turns"] for r in reports)
+    cell["turns_away"] = sum(r["ttft_away_ms"]["count"] for r in reports)
+    cell["guesses_dropped_s"] = {
+        stage: _mean((r["guesses"]["dropped_s"][stage] for r in reports), 2) for stage in reports[0]["waste_per_stage"]
+    }
+    cell["by_seed"] = {
+        "ttfp_ms_p90": [r["ttfp_ms"]["p90"] for r in reports],
+        "ttfp_server_ms_p90": [r["ttfp_server_ms"]["p90"] for r in reports],
+        "useful_rps": [r["useful_rps"] for r in reports],
+    }
     cell["spread"] = {
         "ttfp_ms_p90": _ends(r["ttfp_ms"]["p90"] for r in reports),
         "continuity": _ends(r["continuity"] for r in reports),
@@ -274,10 +449,15 @@ def averaged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return cell
 
 
-def compared(table: dict[str, Any], baseline: dict[str, Any]) -> dict[str, float]:
-    """The goals' figures against the baseline in the same runs; negative is less."""
+def compared(table: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
+    """The goals' figures against the baseline in the same runs; negative is less. `by_seed`: the same, seed by seed."""
     eight, half = str(CHANCES_AT), "0.5"
+    ours, theirs = table["c"][eight]["by_seed"], baseline["c"][eight]["by_seed"]
     return {
+        "ttfp_p90_c8_by_seed": [
+            _change(value, before) for value, before in zip(ours["ttfp_ms_p90"], theirs["ttfp_ms_p90"], strict=True)
+        ],
+        "pacing_c8": table["c"][eight]["pacing"],
         "ttfp_p90_c8": _change(table["c"][eight]["ttfp_ms"]["p90"], baseline["c"][eight]["ttfp_ms"]["p90"]),
         "ttfp_server_p90_c8": _change(
             table["c"][eight]["ttfp_server_ms"]["p90"], baseline["c"][eight]["ttfp_server_ms"]["p90"]
@@ -290,17 +470,19 @@ def compared(table: dict[str, Any], baseline: dict[str, Any]) -> dict[str, float
     }
 
 
-def _mean(values: Iterable[float], digits: int) -> float:
-    return round(mean(values), digits)
+def _mean(values: Iterable[float | None], digits: int) -> float | None:
+    """Of those that there are."""
+    found = [value for value in values if value is not None]
+    return round(mean(found), digits) if found else None
 
 
-def _ends(values: Iterable[float]) -> list[float]:
-    found = sorted(values)
-    return [round(found[0], 5), round(found[-1], 5)]
+def _ends(values: Iterable[float | None]) -> list[float]:
+    found = sorted(value for value in values if value is not None)
+    return [round(found[0], 5), round(found[-1], 5)] if found else []
 
 
-def _change(value: float, before: float) -> float:
-    return round(value / before - 1, 4) if before else 0.0
+def _change(value: float | None, before: float | None) -> float | None:
+    return round(value / before - 1, 4) if before and value is not None else None
 
 
 def _ratio(value: float, before: float) -> float:
@@ -308,27 +490,46 @@ def _ratio(value: float, before: float) -> float:
 
 
 def rows_of(report: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table for people: one line a policy and load."""
+    """The table for people: one line a policy and load, with what LiveServe prints for its baseline or itself there."""
     rows: list[tuple[str, ...]] = []
     for policy, table in report["policies"].items():
-        for kind in ("c", "p"):
-            for key, cell in table[kind].items():
-                ear = "/".join(f"{cell['ttfp_ms'][share]:.0f}" for share in PERCENTILES)
-                server = "/".join(f"{cell['ttfp_server_ms'][share]:.0f}" for share in PERCENTILES)
-                rows.append(
-                    (
-                        policy,
-                        f"{kind}={key}",
-                        ear,
-                        server,
-                        f"{cell['continuity']:.1%}",
-                        f"{cell['waste']:.1%}",
-                        f"{cell['useful_rps']:.3f}",
-                        f"{cell['rtf']:.3f}",
-                        f"{cell['pacing']:.2f}",
-                    )
-                )
+        for kind, cells in table.items():
+            if kind in ("c", "p"):
+                rows += [
+                    (policy, f"{kind}={key}", *_row(cell), _beside(policy, kind, key)) for key, cell in cells.items()
+                ]
+            elif kind == "r":
+                for chance, by_rate in cells.items():
+                    rows += [(policy, f"{key}/s p={chance}", *_row(cell), "") for key, cell in by_rate.items()]
     return rows
 
 
-HEADINGS = ("policy", "load", "ttfp ms", "server ms", "continuity", "waste", "useful/s", "rtf", "pacing")
+def _row(cell: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        "/".join(shown(cell["ttfp_ms"][share], ".0f") for share in PERCENTILES),
+        "/".join(shown(cell["ttfp_server_ms"][share], ".0f") for share in PERCENTILES),
+        shown(cell["continuity"], ".1%"),
+        shown(cell["waste"], ".1%"),
+        shown(cell["useful_rps"], ".3f"),
+        shown(cell["rtf"], ".3f"),
+        shown(cell["pacing"], ".2f"),
+    )
+
+
+def shown(value: float | None, form: str) -> str:
+    """A dash where nothing was counted."""
+    return "-" if value is None else format(value, form)
+
+
+def _beside(policy: str, kind: str, key: str) -> str:
+    """What LiveServe prints at this load for what the policy stands for; '': nothing."""
+    name, side = BESIDE.get((kind, key)), STANDS_FOR.get(policy)
+    if name is None or side is None or name not in PUBLISHED[side]:
+        return ""
+    value = PUBLISHED[side][name]
+    return f"{name.removesuffix(f'_c{key}')} {value:g}"
+
+
+HEADINGS = (
+    *("policy", "load", "ttfp ms", "server ms", "continuity", "waste", "useful/s", "rtf", "pacing", "LiveServe prints"),
+)

@@ -12,12 +12,15 @@
    twice: pages bound the places whatever the lanes say. Nobody who has a place loses it; there is always one.
 5. A face counts as the least it can be lowered to (`governor.py`): a still picture takes no lane time, so where that is
    allowed no session is refused for a face. What `face_least` keeps moving is reserved.
+6. Where there is a fidelity ladder and the policy wants it, everybody is served more coarsely before a place is taken
+   away. A voice has none: its model has one way to speak. The ladder of faces is the governor's levels.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -206,6 +209,13 @@ def taken(lanes: Mapping[str, float | None], *, cores: int | None) -> float | No
     return max(max(measured), sum(measured) / cores if cores is not None else 0.0)
 
 
+class Ladder(Protocol):
+    """Ways to serve everybody, each cheaper than the one before. Whoever goes down comes up by itself."""
+
+    def lower(self) -> bool:
+        """One step down; False when there is none."""
+
+
 class Aimd:
     """Additive increase, multiplicative decrease of the places, by measured utilisation.
 
@@ -223,11 +233,21 @@ class Aimd:
         self.target = target
         self._rest = 0  # looks before the next retreat
 
-    def look(self, places: Places, *, utilisation: float | None, harmed: int, seated: int, waiting: int) -> Places:
+    def look(
+        self,
+        places: Places,
+        *,
+        utilisation: float | None,
+        harmed: int,
+        seated: int,
+        waiting: int,
+        ladder: Ladder | None = None,
+    ) -> Places:
         """The places from now on; called once a second.
 
         Args:    harmed: chunks that came late and work that starved since the last look.
                  seated: sessions that have a place; waiting: sessions that wait for one.
+                 ladder: asked before a place is taken away; None: there is none.
         """
         self._rest = max(0, self._rest - 1)
         if not self.target or utilisation is None:
@@ -236,6 +256,8 @@ class Aimd:
             if not harmed or self._rest:
                 return places
             self._rest = LOOKS_AFTER_RETREAT
+            if ladder is not None and ladder.lower():
+                return places
             # From the places that are in use: taking away empty ones would relieve nobody.
             return self._places(max(1, int(min(places.count, max(1, seated)) * RETREAT)))
         if waiting and places.count < self.contexts:

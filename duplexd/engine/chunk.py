@@ -17,7 +17,7 @@ from enum import Enum
 
 import msgspec
 
-from duplexd.ids import ChunkId, Epoch
+from duplexd.ids import UNCONDITIONED, ChunkId, ConditionVersion, Epoch
 from duplexd.units import Span, Ticks
 
 
@@ -52,6 +52,7 @@ class Chunk(msgspec.Struct):
     state: ChunkState = ChunkState.PLANNED
     slot: int = -1  #: output slot while it is being made and until the front end frees it
     samples: int = 0  #: how many it holds once it is made
+    condition: ConditionVersion = UNCONDITIONED  #: of the clause it speaks; never changes
 
 
 class ChunkTable:
@@ -70,10 +71,11 @@ class ChunkTable:
         epoch: Epoch,
         offset: Ticks,
         span: Span,
+        condition: ConditionVersion = UNCONDITIONED,
     ) -> Chunk:
         if self.full:
             raise RuntimeError(f"{self.chunks_max} chunks are alive; whoever plans must look at `full` first")
-        chunk = Chunk(ChunkId(self._next), epoch, offset, span)
+        chunk = Chunk(ChunkId(self._next), epoch, offset, span, condition=condition)
         self._next += 1
         self._chunks[chunk.chunk_id] = chunk
         return chunk

@@ -12,6 +12,8 @@ import re
 
 import msgspec
 
+from duplexd.ids import ConditionVersion
+
 _STRONG = ".!?…"
 _WEAK = ",;:"
 _CLOSERS = "\"')]}’”"
@@ -27,6 +29,7 @@ class Clause(msgspec.Struct, frozen=True):
     start: int
     end: int
     ends_sentence: bool
+    condition: ConditionVersion = ConditionVersion(0)  #: the one its first token was thought under
 
 
 def halves(clause: Clause) -> tuple[Clause, Clause] | None:
@@ -38,8 +41,8 @@ def halves(clause: Clause) -> tuple[Clause, Clause] | None:
     left = clause.text[: middle.start()].rstrip()
     right = clause.text[middle.start() :]
     return (
-        Clause(clause.index, left, clause.start, clause.start + len(left), False),
-        Clause(clause.index, right, clause.end - len(right), clause.end, clause.ends_sentence),
+        Clause(clause.index, left, clause.start, clause.start + len(left), False, clause.condition),
+        Clause(clause.index, right, clause.end - len(right), clause.end, clause.ends_sentence, clause.condition),
     )
 
 

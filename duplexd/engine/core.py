@@ -747,7 +747,7 @@ class EngineCore:
         self.stores.pages.usage(contexts_max=CONTEXTS_A_LOOK)
         for session in self.sessions.values():
             if session.reply is not None:
-                self._emit(session.progress(now))
+                self._emit(session.progress(now, self._scheduler.urgency(session.id)))
         if now >= self._next_metrics:
             self._next_metrics = Nanos(now + METRICS_EVERY)
             self._look(now)
@@ -767,6 +767,7 @@ class EngineCore:
             harmed=harmed - self._harmed,
             seated=self.residency.seated_count,
             waiting=self.residency.waiting_count,
+            ladder=self.governor if self._policy.yields_fidelity and self._faces_seen else None,
         )
         self._harmed = harmed
         if places is not self.residency.places:
@@ -794,10 +795,14 @@ class EngineCore:
             return
         counted, before = self._frames_counted(), self._frames_seen
         self._frames_seen = counted
-        if any(session.face is not None and session.face.viewed for session in self.sessions.values()):
+        if self._faces_seen:
             made, missed = counted.made - before.made, counted.missed - before.missed
             worked = [us - before.busy_us.get(lane, 0) for lane, us in counted.busy_us.items()]
             self.governor.look(Seen(made + missed, missed, max(worked, default=0) * 1000 / METRICS_EVERY))
+
+    @property
+    def _faces_seen(self) -> bool:
+        return any(session.face is not None and session.face.viewed for session in self.sessions.values())
 
     def _frames_counted(self) -> FramesCounted:
         monitor = self.monitor

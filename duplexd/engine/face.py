@@ -711,6 +711,7 @@ class Face:
                 -(-frames // stride),
                 flight.slot,
                 Ticks(stride * frame),
+                made.condition,
             )
         )
 

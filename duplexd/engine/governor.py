@@ -110,6 +110,13 @@ class Governor:
         """A front end could send this share of the frames it was given in time."""
         self._sent = min(self._sent, share)
 
+    def lower(self) -> bool:
+        """Somebody's voice was served too late (admission.py `Ladder`): one level coarser; False at the last one."""
+        if self.level == len(self._levels) - 1:
+            return False
+        self._lose()
+        return True
+
     def look(self, seen: Seen) -> Fidelity:
         """The fidelity from now on; called once a second while somebody sees a face."""
         if self._since_up is not None:

@@ -1,6 +1,8 @@
 """What the engine knows about itself: counters, stage times, an event ring, a pressure snapshot.
 
-Policies, benches and whoever watches read it; nothing here decides anything, and nothing here knows of transports.
+Nothing here decides anything, and nothing here knows of transports. Policies read `Load`, the half of a `Pressure` that
+all sessions share; its other half reaches them piece by piece, as `Work` and `Moment`. The whole snapshot and the ring
+are for whoever holds the core: tests today, a debugger, a simulation.
 
 1. The ring keeps the newest events and counts those that fell out; it never grows.
 2. A `Pressure` is a value: whoever holds one sees the engine as it was `at` that moment.

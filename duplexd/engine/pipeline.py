@@ -54,6 +54,7 @@ class Made(msgspec.Struct, frozen=True):
     fidelity: Fidelity
     span: Span  #: empty when an interruption has taken all of it
     last: bool  #: nothing more of this chunk is made
+    condition: ConditionVersion  #: the chunk was planned with it
 
 
 class Pipeline:
@@ -204,7 +205,7 @@ class Pipeline:
         assert self.length is not None, "offered while no chunk may begin"
         start = self.timeline.generation
         span = Span(start, Ticks(start + self.length))
-        chunk = self.chunks.plan(epoch=self.timeline.epoch, offset=Ticks(0), span=span)
+        chunk = self.chunks.plan(epoch=self.timeline.epoch, offset=Ticks(0), span=span, condition=self.condition)
         self.chunks.move(chunk, ChunkState.RUNNING)
         self.timeline.generation = span.end
         passing = Passing(chunk, self.condition, self.fidelity, 0, now, Span(start, start))
@@ -236,7 +237,7 @@ class Pipeline:
         if timeline.reported >= timeline.published and timeline.reported_at < now:
             timeline.reported_at = now  # Nothing of it can be playing before it exists.
         timeline.published = Ticks(max(timeline.published, span.end))
-        return Made(chunk, passing.fidelity, span, last)
+        return Made(chunk, passing.fidelity, span, last, passing.condition)
 
     def fail(self, work: WorkId, now: Nanos) -> None:
         """A stage failed: its chunk goes, and with it those behind, which were made on its history."""

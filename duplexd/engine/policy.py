@@ -11,6 +11,9 @@ A policy answers a few questions. It sees offers (`Work`), a `Moment` and a `Loa
     spares_beginnings  whether launches stay short, and first chunks wait, where a gap would follow the first words
     feeds_by_cost      whether a step of prefill may take as long as one of decoding; else it has a count of tokens
     admits_speculation whether work may be done for a turn that may not have ended
+    prefills_speech    whether words enter the context while they are spoken (DESIGN §5 rule 7), or with the turn's end
+    yields_fidelity    whether faces are made coarser before anybody loses a place
+    urgency            what a rank is called where people look at it
 
     name              order                 lookahead   eviction   preload   like
     fcfs              ready age             none        LRU        no        vLLM-Omni
@@ -98,6 +101,8 @@ class SchedulingPolicy(Protocol):
     places_follow: bool  #: how many may talk at once follows what is measured (admission.py `Aimd`)
     spares_beginnings: bool  #: a reply begins when it can go on, and what it goes on with shares no long launch
     feeds_by_cost: bool  #: a step of prefill is no longer than a step of decoding; else it is FEED_MAX tokens
+    prefills_speech: bool  #: words are prefilled as they are understood; False only to compare with engines that wait
+    yields_fidelity: bool  #: before a place is taken away the fidelity ladder is asked (admission.py `Ladder`)
 
     def rank(self, work: Work, at: Moment) -> Rank:
         """Where one offer stands on its lane; pure."""
@@ -111,6 +116,9 @@ class SchedulingPolicy(Protocol):
     def admits_speculation(self, load: Load) -> bool:
         """Whether to work on a reply to a turn that may not have ended."""
 
+    def urgency(self, rank: Rank) -> str:
+        """The class a rank stands in, for people; '' where there are no classes."""
+
 
 def _shares_think_step(rider: Work, leader: Work) -> bool:
     """What nobody waits for yet, such as a long prefill, must not ride on a step that somebody does wait for."""
@@ -118,7 +126,10 @@ def _shares_think_step(rider: Work, leader: Work) -> bool:
 
 
 class Fcfs:
-    """First come, first served on every stage, at full speed, whatever the listener hears."""
+    """First come, first served on every stage, at full speed, whatever the listener hears.
+
+    Args:    prefill: False: what is said reaches the thinker when the turn has ended, as in an engine of requests.
+    """
 
     name = "fcfs"
     eviction = Eviction.LRU
@@ -129,6 +140,10 @@ class Fcfs:
     places_follow = False
     spares_beginnings = False
     feeds_by_cost = False
+    yields_fidelity = False
+
+    def __init__(self, *, prefill: bool = True) -> None:
+        self.prefills_speech = prefill
 
     def rank(self, work: Work, at: Moment) -> Rank:
         return Rank((work.need is Need.SPECULATION, work.ready_at, work.session))
@@ -142,15 +157,19 @@ class Fcfs:
     def admits_speculation(self, load: Load) -> bool:
         return False
 
+    def urgency(self, rank: Rank) -> str:
+        return ""
+
 
 class WindowK(Fcfs):
     """First come, first served, and no stage has more than K pieces that nobody has heard."""
 
     name = "window-k"
 
-    def __init__(self, *, k: int = 4) -> None:
+    def __init__(self, *, k: int = 4, prefill: bool = True) -> None:
         if k < 1:
             raise ConfigError(f"policy window-k was given k={k}; it must be at least 1, or nothing is ever made")
+        super().__init__(prefill=prefill)
         self.k = k
 
     def lookahead(self, gate: Gate) -> Ticks | None:
@@ -176,6 +195,7 @@ class DeliveryPaced(Fcfs):
 
 #: Classes of urgency, most urgent first. With company U2 comes last: it waits, and suspicion may use the lane.
 U0, U1, DUE, ARRIVING, U2, U2_NOT_OWED, SPECULATIVE, WAITING, WAITING_NOT_OWED = range(9)
+URGENCIES = ("U0", "U1", "due", "arriving", "U2", "U2", "guess", "waiting", "waiting")  #: as they are shown
 #: A lane that works more than this share of its time is busy.
 LANES_BUSY = 0.7
 #: On a lane that is not busy, what is due lets first sounds pass until this share of the time it needs is left.
@@ -197,11 +217,13 @@ class Interaction:
     Args:    p_safe_ms: so much left to play is safe; alpha, beta: weights of equation 1, see `_utility`.
              misfit: "stop" or "skip", see `Misfit`.
              company_ms: how much earlier than it must a chunk may be rendered in company, within the longest budget.
-             order, gate, next_use, preload, speculation, slack_chunks, admission, company, beginnings, feed: False
-             takes that mechanism away: then the order is by ready age, nothing holds generation back, memory leaves by
-             LRU, comes back when it is needed, no turn is anticipated, chunks have the lengths of the plan's ramp,
-             places stay as declared, everything begins a launch at once, beginnings are not spared
-             (`spares_beginnings`), and prefill takes steps of a fixed count of tokens.
+             order, gate, next_use, preload, speculation, slack_chunks, admission, company, beginnings, feed, prefill:
+             False takes that mechanism away: then the order is by ready age, nothing holds generation back, memory
+             leaves by LRU, comes back when it is needed, no turn is anticipated, chunks have the lengths of the plan's
+             ramp, places stay as declared, everything begins a launch at once, beginnings are not spared
+             (`spares_beginnings`), prefill takes steps of a fixed count of tokens, and speech is prefilled when it has
+             ended.
+             ladder: True: faces are made coarser before anybody loses a place; see `Governor.lower`.
     """
 
     name = "interaction"
@@ -225,6 +247,8 @@ class Interaction:
         company: bool = True,
         beginnings: bool = True,
         feed: bool = True,
+        prefill: bool = True,
+        ladder: bool = False,
     ) -> None:
         if p_safe_ms <= 0 or alpha < 0 or beta < 0 or company_ms < 0:
             raise ConfigError(
@@ -243,6 +267,8 @@ class Interaction:
         self.places_follow = admission
         self.spares_beginnings = beginnings
         self.feeds_by_cost = feed
+        self.prefills_speech = prefill
+        self.yields_fidelity = ladder
         self._order = order
         self._gate = gate
         self._speculation = speculation
@@ -292,6 +318,9 @@ class Interaction:
         """
         return self.beta * _kv_relief(work, at) - self.alpha * deadline / self.p_safe
 
+    def urgency(self, rank: Rank) -> str:
+        return URGENCIES[int(rank.key[0])] if self._order else ""
+
     def may_ride(self, rider: Work, leader: Work) -> bool:
         # Every row makes a launch longer: who waits for the first sound waits for nobody's later chunk, nor for one
         # that may never be heard.
@@ -300,6 +329,9 @@ class Interaction:
     def lookahead(self, gate: Gate) -> Ticks | None:
         """The budget; where launches are shared, what may ride on others' before it must be begun comes on top. Text is
         made for a piece of speech: it is one more ahead.
+
+        That changes DESIGN §5 rule 1 for upstream stages: there the budget ends with one piece of the worst length,
+        here with two of talk and three of thought. What can be heard, the chunks, never passes the longest budget.
         """
         if not self._gate:
             return None
@@ -310,8 +342,8 @@ class Interaction:
         return Ticks(gate.budget + (2 if gate.role is Role.THINK else 1) * gate.unit)
 
     def admits_speculation(self, load: Load) -> bool:
-        """While nobody else needs the time or the memory. What is not known counts as taken; whoever is alone fills the
-        lanes by guessing, and competes with nobody.
+        """While nobody else needs the time or the memory. Pages nobody knows of count as taken; a lane that was never
+        measured counts as idle. Whoever is alone fills the lanes by guessing, and competes with nobody.
         """
         if not self._speculation or load.pages is None or load.pages > SPECULATION_PAGES_MAX:
             return False

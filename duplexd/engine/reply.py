@@ -18,7 +18,7 @@ import msgspec
 
 from duplexd.engine.calls import Call, CallFilter
 from duplexd.engine.clause import Clause, ClauseSplitter
-from duplexd.ids import Epoch, ResponseId, TurnId
+from duplexd.ids import UNCONDITIONED, ConditionVersion, Epoch, ResponseId, TurnId
 from duplexd.memory.ledger import Lease
 from duplexd.messages import OutputState, ResponseState, SpokenWord
 from duplexd.streams.graph import TextStream
@@ -133,6 +133,8 @@ class Reply:
         self._calls = CallFilter()
         self._token_ends: list[int] = []
         self._clauses: list[tuple[Ticks, str]] = []  # where each begins; no more than the reply's tokens
+        self._condition = UNCONDITIONED  # that the clause under way began under
+        self._begun = False  # a clause is under way
         self._sentences_max = sentences_max
         self._words_enough = words_enough
         self._tokens_max = tokens_max
@@ -166,21 +168,33 @@ class Reply:
         self.avoided = (*self.tokens, *avoid)
         self.tokens, self._token_ends, self.thought = [], [], False
         self._stream, self._splitter, self._calls = self._new_stream(), ClauseSplitter(), CallFilter()
+        self._begun = False
 
     # thinking ------------------------------------------------------------------------------------------------------
 
-    def think(self, tokens: tuple[int, ...], *, stop: tuple[int, ...]) -> int:
-        """Take decoded tokens; returns how many belong to the reply (a stop token and what follows it do not)."""
+    def think(
+        self,
+        tokens: tuple[int, ...],
+        *,
+        stop: tuple[int, ...],
+        condition: ConditionVersion = UNCONDITIONED,
+    ) -> int:
+        """Take decoded tokens; returns how many belong to the reply (a stop token and what follows it do not).
+
+        Args:    condition: the version they were decoded under. A clause has the one it began under to its end.
+        """
         taken = 0
         for token in tokens:
             if token in stop:
                 self._finish_thinking(whole=True)
                 break
+            if not self._begun:
+                self._condition, self._begun = condition, True
             taken += 1
             self.tokens.append(token)
             clauses = self._splitter.push(self._calls.push(self._stream.push(token)))
             self._token_ends.append(len(self.text))
-            self.to_talk.extend(clauses)
+            self._take_clauses(clauses)
             self.cut_short = len(self.tokens) >= self._tokens_max
             if self._enough(clauses) or self.cut_short:
                 self._finish_thinking(whole=False)
@@ -197,11 +211,16 @@ class Reply:
     def _finish_thinking(self, *, whole: bool) -> None:
         """A reply that was cut short ends with its last whole sentence, if it has one."""
         self.thought = True
-        self.to_talk.extend(self._splitter.push(self._calls.finish()))
+        self._take_clauses(self._splitter.push(self._calls.finish()))
         if self._token_ends:
             self._token_ends[-1] = len(self.text)  # What was held back ("<", half a mark) is its last token's.
         if whole or self._splitter.sentences == 0:
-            self.to_talk.extend(self._splitter.finish())
+            self._take_clauses(self._splitter.finish())
+
+    def _take_clauses(self, clauses: list[Clause]) -> None:
+        if clauses:
+            self.to_talk.extend(msgspec.structs.replace(clause, condition=self._condition) for clause in clauses)
+            self._begun = False
 
     def recite(self, text: str, words: Callable[[str, bool], list[int]]) -> None:
         """Say these words instead of thinking. `words(word, first)` gives the tokens of one word."""

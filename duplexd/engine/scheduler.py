@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from duplexd.engine.policy import Moment, SchedulingPolicy
+from duplexd.engine.policy import Moment, Rank, SchedulingPolicy
 from duplexd.engine.work import Need, Work
 from duplexd.ids import SessionId, WorkId
 from duplexd.memory.agenda import Agenda
@@ -28,6 +28,9 @@ QUANTUM_MIN = NANOS_PER_MS
 FOREVER = Nanos(2**63 - 1)
 #: Stages whose steps several sessions may share; a copy is a batch of one session's blocks already.
 SHARED = frozenset({Role.THINK, Role.TALK, Role.RENDER, Role.GENERATE, Role.REFINE})
+
+#: Stages that a reply passes to be heard.
+SPEAKING = frozenset({Role.THINK, Role.TALK, Role.RENDER})
 
 #: One offer: a session wants one piece of work of a stage for one reason.
 OfferId = tuple[SessionId, str, Need]
@@ -106,6 +109,7 @@ class Scheduler:
         self._held: dict[SessionId, dict[OfferId, Work]] = {}
         self._orders: dict[str, Agenda[OfferId]] = {name: Agenda() for name in stages}
         self._changes: dict[str, Agenda[OfferId]] = {lane: Agenda() for lane in self._stages_of}
+        self._ranks: dict[OfferId, Rank] = {}
         self._due: dict[OfferId, Nanos] = {}  # of those that wait, or have waited, for company: when they may begin one
         self._accounts = {lane: Accounts() for lane in self._stages_of}
         self._quantum = dict.fromkeys(stages, Nanos(QUANTUM_MIN))
@@ -146,6 +150,7 @@ class Scheduler:
         lane = self._lane_of[name[1]]
         self._orders[name[1]].remove(name)
         self._changes[lane].remove(name)
+        del self._ranks[name]
         if name in self._due:
             del self._due[name]
         self._accounts[lane].leave(name[0])
@@ -163,7 +168,7 @@ class Scheduler:
             self._reach[work.stage],
             self._loads.get(lane),
         )
-        rank = self._policy.rank(work, moment)
+        rank = self._ranks[name] = self._policy.rank(work, moment)
         self._orders[work.stage].put(name, rank.key)
         if not rank.leads:
             self._due[name] = FOREVER if rank.until is None else rank.until
@@ -262,6 +267,11 @@ class Scheduler:
         for session, weight in running.owners:
             self._accounts[running.lane].charge(session, took / len(running.owners) / max(1, weight))
         return running.lane, running.stage
+
+    def urgency(self, session: SessionId) -> str:
+        """What the policy calls the most urgent step that this session's reply offers; '' when it offers none."""
+        ranks = [self._ranks[name] for name, work in self._held.get(session, {}).items() if work.role in SPEAKING]
+        return self._policy.urgency(min(ranks, key=lambda rank: rank.key)) if ranks else ""
 
     @property
     def running_count(self) -> int:

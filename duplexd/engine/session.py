@@ -160,6 +160,7 @@ class Flight(msgspec.Struct):
     launched_at: Nanos
     detail: Any = None
     reply: Reply | None = None  #: that it is a step of; None: it is a step of none
+    condition: ConditionVersion = ConditionVersion(0)  #: the newest when it was launched
 
 
 class Pace:
@@ -784,7 +785,7 @@ class Session:
             return
         if reply.prefilled_at == 0:
             reply.prefilled_at = now
-        taken = reply.think(result.tokens, stop=self._plan.dialect.stop)
+        taken = reply.think(result.tokens, stop=self._plan.dialect.stop, condition=flight.condition)
         self._supposed.think(result.tokens[:taken])
         self._follow()
         self._announce_calls(reply)
@@ -927,6 +928,7 @@ class Session:
             chunk.samples,
             last,
             self._sequence,
+            chunk.condition,
         )
         self._emit(news)
         if self.face is not None:
@@ -1643,6 +1645,8 @@ class Session:
 
     def _context_behind(self) -> Context | None:
         """A context that must catch up with words, reply or not; decoding is another matter."""
+        if self.utterance is not None and not self._policy.prefills_speech:
+            return None
         if self._busy.get(Role.THINK) or not self.has_place:
             return None
         if self.contest is not None:
@@ -1741,7 +1745,7 @@ class Session:
             self._monitor.count("launches_short_of_memory")
             return None
         self._ready_since.pop(work.role, None)
-        self._flights[work_id] = Flight(work.role, self.timeline.epoch, now, detail, reply)
+        self._flights[work_id] = Flight(work.role, self.timeline.epoch, now, detail, reply, self.condition)
         self._busy[work.role] = self._busy.get(work.role, 0) + 1
         return Launch(work_id, work.stage, tuple(job) if isinstance(job, list) else (job,))
 
@@ -1764,12 +1768,13 @@ class Session:
             case Role.GENERATE | Role.REFINE | Role.DECODE | Role.OVERHEAR:
                 raise ValueError(f"session {self.id}: its face orders {work.role.value}, nobody else")
 
-    def _who(self, chunk: ChunkId = ChunkId(0)) -> dict[str, Any]:
+    def _who(self, chunk: ChunkId = ChunkId(0), condition: ConditionVersion | None = None) -> dict[str, Any]:
+        """Args:    condition: that the work belongs to; the newest, unless it goes on with what began earlier."""
         return {
             "session": self.id,
             "epoch": self.timeline.epoch,
             "chunk": chunk,
-            "condition": self.condition,
+            "condition": self.condition if condition is None else condition,
         }
 
     def _copy_job(self) -> tuple[Any, Any]:
@@ -1861,7 +1866,8 @@ class Session:
         if lease is None:
             return None, None
         clause = reply.to_talk.popleft()
-        job = TalkJob(**self._who(), text=clause.text, latents=lease.slot, first=clause.index == 0)
+        who = self._who(condition=clause.condition)
+        job = TalkJob(**who, text=clause.text, latents=lease.slot, first=clause.index == 0)
         return job, (lease, clause)
 
     def _render_job(self, reply: Reply | None, now: Nanos) -> tuple[Any, Any]:
@@ -1875,6 +1881,7 @@ class Session:
             epoch=self.timeline.epoch,
             offset=spoken.planned,
             span=Span(start, Ticks(start + length)),
+            condition=spoken.clause.condition,
         )
         chunk.slot = self._stores.out_slots.popleft()
         spoken.planned = Ticks(spoken.planned + length)
@@ -1883,7 +1890,7 @@ class Session:
         self.timeline.generation = chunk.span.end
         self.chunks.move(chunk, ChunkState.RUNNING)
         job = RenderJob(
-            **self._who(chunk.chunk_id),
+            **self._who(chunk.chunk_id, chunk.condition),
             latents=spoken.latents.slot,
             state=self.voice_state.slot,
             start=chunk.offset,
@@ -1900,10 +1907,13 @@ class Session:
 
     # Leaving -------------------------------------------------------------------------------------------------------
 
-    def progress(self, now: Nanos) -> Progress:
+    def progress(self, now: Nanos, urgency: str) -> Progress:
+        """Args:    urgency: of what it offers; '' when nothing of its reply waits for a lane."""
+        running = any(flight.reply is not None for flight in self._flights.values())
         budget = self._budget(self.reply, now) if self.reply is not None else Ticks(0)
         t = self.timeline
-        return Progress(self.id, t.epoch, t.generation, t.playback(now), budget, t.assumed)
+        shown = urgency or ("running" if running else "ahead")
+        return Progress(self.id, t.epoch, t.generation, t.playback(now), budget, t.assumed, shown)
 
     def pressure(self, now: Nanos) -> SessionPressure:
         """This session as policies see it."""

@@ -30,6 +30,7 @@ class Speech(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reply_words_max: int
     context_tokens_max: int  #: tokens of one session's whole context
     token_bytes: int  #: keys and values of one token
+    chunk_ramp_ms: tuple[int, ...] = ()  #: lengths of a reply's first chunks, the last for all others; (): chunk_ms
     input_tokens_per_word: int = 1  #: what one word of the person takes in the context
     copy_bytes_per_second: float = 54e9  #: between host and device, one way
 
@@ -43,6 +44,7 @@ class StageFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: float = 1.0
     sigma: float = 0.0
     batch_max: int = 1
+    load: float = 0.0  #: lane time of one session that talks, as its stage declares it; 0: none is declared
 
     @property
     def mean(self) -> CostModel:
@@ -60,6 +62,12 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: dict[str, StageFigures]
     speech: Speech | None = None
     capacities: dict[str, float] = {}  #: of devices that can do more than one launch at full speed
+
+    @property
+    def cores(self) -> int | None:
+        """What all lanes share, when they share one device; None when they have devices of their own."""
+        devices = {figures.device for figures in self.stages.values()}
+        return max(1, int(self.capacities.get(devices.pop(), 1.0))) if len(devices) == 1 else None
 
 
 def names() -> list[str]:
@@ -91,6 +99,7 @@ def checked(calibration: Calibration) -> Calibration:
         rules = [
             (0 < figures.share <= 1, f"share is {figures.share}; it lies in 0..1"),
             (0 <= figures.sigma <= 1, f"sigma is {figures.sigma}; it lies in 0..1"),
+            (0 <= figures.load <= 1, f"load is {figures.load}; it lies in 0..1"),
             (figures.batch_max >= 1, f"batch_max is {figures.batch_max}; it is at least 1"),
             (min(_costs(figures)) >= 0, "a cost is negative"),
         ]
@@ -117,6 +126,10 @@ def _speech_rules(speech: Speech) -> list[tuple[bool, str]]:
             speech.frame_ms <= speech.chunk_ms <= CHUNK_MS_MAX and speech.chunk_ms % speech.frame_ms == 0,
             f"chunk_ms is {speech.chunk_ms}; it is a multiple of frame_ms up to {CHUNK_MS_MAX}, since a longer chunk "
             "never fits the lookahead budget",
+        ),
+        (
+            all(speech.frame_ms <= ms <= CHUNK_MS_MAX and ms % speech.frame_ms == 0 for ms in speech.chunk_ramp_ms),
+            f"chunk_ramp_ms holds multiples of frame_ms up to {CHUNK_MS_MAX}",
         ),
         (1 <= speech.think_steps <= 64, "think_steps lies in 1..64"),
         (room >= 64, f"context_tokens_max leaves {room} tokens beside a reply; it leaves at least 64"),

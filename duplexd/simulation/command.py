@@ -17,8 +17,19 @@ from duplexd.units import NANOS_PER_SECOND, Nanos
 
 #: What the table shows, in its order; the JSON holds everything.
 SHOWN = (
-    *("turns", "outcomes", "ttfp_ms", "ttfp_server_ms", "ttft_ms", "jct_ms", "jitter_ms", "continuity", "gaps"),
-    *("waste", "waste_per_stage", "useful_rps", "replies_per_second", "rtf", "pacing", "device_busy"),
+    *(
+        "turns",
+        "outcomes",
+        "ttfp_ms",
+        "ttfp_server_ms",
+        "ttft_ms",
+        "ttft_away_ms",
+        "jct_ms",
+        "jitter_ms",
+        "continuity",
+        "gaps",
+    ),
+    *("waste", "waste_per_stage", "guesses", "useful_rps", "replies_per_second", "rtf", "pacing", "device_busy"),
     *("refused_sessions", "overheard_turns"),
 )
 
@@ -58,5 +69,7 @@ def _table(file: Path, scenario: Scenario, report: dict[str, Any]) -> Table:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return "  ".join(f"{name} {figure:g}" for name, figure in value.items())
+        return "  ".join(f"{name} {_shown(figure)}" for name, figure in value.items())
+    if value is None:
+        return "-"
     return f"{value:g}" if isinstance(value, int | float) else str(value)

@@ -32,10 +32,12 @@ from duplexd.messages import (
     Cursor,
     CursorReported,
     EndSession,
+    HistorySet,
     HoldExpired,
     InputRefusal,
     LatencyMeasured,
     MediaArrived,
+    PastTurn,
     PublishChunk,
     RefuseSession,
     ResponseChanged,
@@ -48,7 +50,8 @@ from duplexd.messages import (
 )
 from duplexd.simulation.ear import Ear, Place, Stretch
 from duplexd.simulation.people import Turn, Visit
-from duplexd.simulation.records import Outcome, TurnRecord
+from duplexd.simulation.records import Guess, Outcome, TurnRecord
+from duplexd.streams.stage import RenderJob, TalkJob, ThinkJob
 from duplexd.units import (
     INPUT_RATE,
     NANOS_PER_MS,
@@ -129,6 +132,7 @@ class Link:
         self.visit = visit
         self.state = State.QUIET
         self.answering: TurnRecord | None = None  #: the turn whose reply is being made
+        self._guess: Guess | None = None  #: made for the turn that is still open
         network = world.network
         self.ear = Ear(way=_ns(network.delay_ms + network.buffer_ms))
         self._world = world
@@ -149,10 +153,29 @@ class Link:
         self._reports = 0
         self._reports_from: Nanos | None = None
 
-    @property
-    def made_for(self) -> TurnRecord | None:
-        """The turn that work of this session is for now: the one being answered, else the one answered ahead."""
-        return self.answering or self._asked
+    def made_for(self, job: Any) -> TurnRecord | Guess | None:
+        """Where to count what this job makes; None: it makes nothing of a reply. Asked as it is launched.
+
+        What is made while no reply was announced is a guess. It has become the reply when the work of an announced one
+        goes on with it, and was in vain when that begins anew.
+        """
+        if not isinstance(job, TalkJob | RenderJob) and not (isinstance(job, ThinkJob) and job.steps):
+            return None
+        begins = isinstance(job, ThinkJob) and not job.reply
+        if self.answering is None:
+            if begins or self._guess is None:
+                self._guess = Guess()
+                self._world.guesses.append(self._guess)
+            return self._guess
+        if begins:
+            self._guess = None
+        self._confirm_guess(self.answering)
+        return self.answering
+
+    def _confirm_guess(self, turn: TurnRecord) -> None:
+        if self._guess is not None:
+            self._guess.confirm(turn)
+            self._guess = None
 
     def _move(self, state: State) -> None:
         if state not in _LEGAL[self.state]:
@@ -195,6 +218,9 @@ class Link:
         elif isinstance(news, ResumePlayback):
             self._on_resume(news, now)
         elif isinstance(news, AdmitSession):
+            if self.visit.past_words:
+                past = PastTurn(" ".join(["1"] * self.visit.past_words), "1")
+                self._world.tell(now, HistorySet(self.session, (past,), ""))
             self._plan_turn(now)
         elif isinstance(news, InputRefusal):
             self._give_up(Outcome.FAILED, f"refused: {news.code}")
@@ -238,6 +264,7 @@ class Link:
         turn = self._of.get(news.response)
         if turn is None or self.state is State.GONE:
             return
+        self._confirm_guess(turn)
         turn.published.append((now, news.span.length))
         turn.published_at = turn.published_at or now
         turn.made_at = now
@@ -340,6 +367,7 @@ class Link:
     def _record(self, turn: Turn, ended_at: Nanos) -> TurnRecord:
         reply = Ticks(turn.reply_words * self._world.word)
         record = TurnRecord(self.visit.name, self._index, reply, turn.reply_words, ended_at=ended_at)
+        record.away = self._world.away(self.session)
         self._world.turns.append(record)
         self._asked, self._start = record, None
         self._moment += 1
@@ -372,8 +400,8 @@ class Link:
         self._speaks_until = Nanos(since + turn.words_in * nanos_from_ticks(self._world.spoken_word))
         start = self._sample(since)
         samples = self._world.spoken_word * INPUT_RATE // TICKS_PER_SECOND
-        # Only the last word sounds like the end of a sentence: who hears a comma knows that more is to come.
-        marks = [","] * (turn.words_in - 1) + ["."]
+        # Who hears a comma knows that more is to come; a full stop sounds like the end of the turn.
+        marks = ["." if index in turn.false_ends else "," for index in range(turn.words_in - 1)] + ["."]
         self._said = [Said(f"{turn.reply_words}{mark}", start + (i + 1) * samples) for i, mark in enumerate(marks)]
         ended_at = Nanos(max(now, self._speaks_until))
         self._record(turn, ended_at)

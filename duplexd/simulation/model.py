@@ -96,7 +96,7 @@ def plan(calibration: Calibration) -> ModelPlan:
         build=lambda: _build(specs, speech),
         sample_rate=OUTPUT_RATE,
         grain=ticks_from_ms(speech.frame_ms),
-        chunk_ramp=(ticks_from_ms(speech.chunk_ms),),
+        chunk_ramp=tuple(map(ticks_from_ms, speech.chunk_ramp_ms or (speech.chunk_ms,))),
         clause_max=clause,
         context_tokens_max=speech.context_tokens_max,
         reply_tokens_max=speech.reply_words_max + 1,
@@ -112,7 +112,7 @@ def plan(calibration: Calibration) -> ModelPlan:
 
 def _spec(name: str, figures: StageFigures) -> StageSpec:
     role, takes, gives = STAGES[name]
-    return StageSpec(name, role, name, takes, gives, figures.mean, batch_max=figures.batch_max)
+    return StageSpec(name, role, name, takes, gives, figures.mean, batch_max=figures.batch_max, load=figures.load)
 
 
 def _partitions(sessions: int, speech: Speech) -> tuple[PartitionSpec, ...]:

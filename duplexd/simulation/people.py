@@ -46,6 +46,10 @@ class Talk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gap_ms: Spread  #: between the end of a reply at the ear and the next turn
     turns_mean: float = 1.0  #: of one visit, geometric
     words_per_second: float = 2.5  #: of a voice
+    false_ends: float = (
+        0.0  #: share of the words before the last that sound like the last: who guesses then guesses wrong
+    )
+    past_words: int = 0  #: of earlier days: what a visit's memory holds before its first turn
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -54,6 +58,7 @@ class Turn(msgspec.Struct, frozen=True):
     reply_words: int
     barges_at: float | None  #: share of the reply's audio that is heard before the person interrupts
     slip: bool = False  #: the listener vanishes during this turn's reply
+    false_ends: tuple[int, ...] = ()  #: words that sound like the last one, and are not
     not_before: Nanos = Nanos(0)  #: since the visit began; of a turn that a trace tells the time of
 
 
@@ -64,6 +69,7 @@ class Visit(msgspec.Struct, frozen=True):
     turns: tuple[Turn, ...]
     silent: bool = False  #: the page never reports what it hears
     barge_in: bool = True
+    past_words: int = 0
 
 
 class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,7 +89,7 @@ def draw_visit(
     drawn = tuple(
         draw_turn(rng, talk=talk, p=p, faults=faults, word_ms=word_ms, words_max=words_max) for _ in range(count)
     )
-    return Visit(name, drawn, silent=rng.random() < faults.silent_page)
+    return Visit(name, drawn, silent=rng.random() < faults.silent_page, past_words=talk.past_words)
 
 
 def draw_turn(rng: Random, *, talk: Talk, p: float, faults: Faults, word_ms: int, words_max: int) -> Turn:
@@ -91,7 +97,10 @@ def draw_turn(rng: Random, *, talk: Talk, p: float, faults: Faults, word_ms: int
     words_in = max(1, round(talk.words_in.draw(rng)))
     reply_words = min(words_max, max(1, round(talk.reply_s.draw(rng) * 1000 / word_ms)))
     chance, moment, slip = rng.random(), rng.random(), rng.random()
-    return Turn(gap, words_in, reply_words, moment if chance < p else None, slip < faults.vanish)
+    false_ends: tuple[int, ...] = ()
+    if talk.false_ends:
+        false_ends = tuple(index for index in range(words_in - 1) if rng.random() < talk.false_ends)
+    return Turn(gap, words_in, reply_words, moment if chance < p else None, slip < faults.vanish, false_ends)
 
 
 def _geometric(rng: Random, mean: float) -> int:

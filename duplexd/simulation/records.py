@@ -19,6 +19,22 @@ class Outcome(Enum):
     UNANSWERED = "unanswered"  #: no reply within the person's patience
 
 
+class Guess(msgspec.Struct):
+    """What was made for a turn that was only probably over."""
+
+    turn: TurnRecord | None = None  #: whose reply it became; None: nobody's
+    thought_words: int = 0
+    talked: Ticks = Ticks(0)
+    rendered: Ticks = Ticks(0)
+
+    def confirm(self, turn: TurnRecord) -> None:
+        """It was the reply; what comes back from now on is counted there at once."""
+        self.turn = turn
+        turn.thought_words += self.thought_words
+        turn.talked = Ticks(turn.talked + self.talked)
+        turn.rendered = Ticks(turn.rendered + self.rendered)
+
+
 class TurnRecord(msgspec.Struct):
     """Times are of the world; 0 means never."""
 
@@ -41,3 +57,4 @@ class TurnRecord(msgspec.Struct):
     rendered: Ticks = Ticks(0)
     outcome: Outcome = Outcome.OPEN
     reason: str = ""
+    away: bool = False  #: when it began, some of the session's memory was not in the arena

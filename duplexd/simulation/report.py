@@ -6,13 +6,17 @@ Every figure says what it counts:
    took the turn -> first chunk published, which is what LiveServe calls time to first audio packet.
 2. `continuity`: share of replies with sound in which no gap is longer than 100 ms. Denominator: replies with sound.
 3. `waste`: audio rendered and never heard, of all rendered; per stage the same for words thought and codec frames
-   talked, each as audio. Only replies that have ended count.
+   talked, each as audio. Only replies that have ended count. `guesses`: what was made for turns that were only
+   probably over. A guess that was right is part of its reply; `dropped_s` is what the others cost, in audio, and stands
+   nowhere else.
 4. `useful_rps`: replies that were continuous and ended by being heard out or by the person's interruption, a second.
 5. `rtf`: from the turn taken to the last chunk made, over the length of the reply, of replies heard to their end;
    `pacing`: the same time over the time of playback (LiveServe's baseline 8.2/65.9, LiveServe 55.3/65.9).
 6. `ttft_ms`: turn taken -> first tokens of the reply. `ttfas_ms`: turn taken -> first sound published. `jct_ms`: turn
    taken -> last chunk made. `jitter_ms`: spread (standard deviation) of the times between chunks of one reply, less the
    length of the chunk before, so that a steady engine has none.
+7. `ttft_away_ms`: the same as `ttft_ms`, of turns that found some of the session's memory in host memory when they
+   began. A figure that nothing was counted for is null.
 """
 
 from __future__ import annotations
@@ -45,17 +49,21 @@ def figures(world: LoadWorld, *, since: Nanos, counters: dict[str, float]) -> di
         "ttfp_server_ms": percentiles(_ms(t.published_at - t.decided_at) for t in turns if t.published_at),
         "ttft_ms": percentiles(_ms(t.prefilled_at - t.decided_at) for t in turns if t.prefilled_at),
         "ttfas_ms": percentiles(_ms(t.published_at - t.decided_at) for t in turns if t.published_at),
+        "ttft_away_ms": percentiles(_ms(t.prefilled_at - t.decided_at) for t in turns if t.prefilled_at and t.away),
         "jct_ms": percentiles(_ms(t.made_at - t.decided_at) for t in whole),
         "jitter_ms": percentiles(jitter for t in sounding if (jitter := _jitter(t)) is not None),
-        "continuity": _share(sum(is_continuous(t) for t in sounding), len(sounding)),
+        "continuity": _share(sum(is_continuous(t) for t in sounding), len(sounding)) if sounding else None,
         "gaps": sum(gap.length > GAP_MAX for t in sounding for gap in t.gaps),
         "gap_ms_longest": max((_ms(gap.length) for t in sounding for gap in t.gaps), default=0.0),
         "waste": waste(turns)["render"],
         "waste_per_stage": waste(turns),
+        "guesses": guessed(world),
         "replies_per_second": round(len(whole) / span, 4),
         "useful_rps": round(sum(is_useful(t) for t in turns) / span, 4),
         "rtf": percentiles((_s(t.made_at - t.decided_at) / _audio(t.reply) for t in whole), digits=4),
-        "pacing": _share(sum(t.made_at - t.decided_at for t in whole), sum(t.over_at - t.heard_at for t in whole)),
+        "pacing": _share(sum(t.made_at - t.decided_at for t in whole), sum(t.over_at - t.heard_at for t in whole))
+        if whole
+        else None,
         "refused_sessions": world.refusals,
         "overheard_turns": world.overheard,
         "device_busy": {name: round(device.busy_ns / world.now(), 4) for name, device in sorted(world.devices.items())},
@@ -92,15 +100,32 @@ def waste(turns: Iterable[TurnRecord]) -> dict[str, float]:
     return {stage: round(max(0.0, 1 - heard / ticks), 5) if ticks else 0.0 for stage, ticks in made.items()}
 
 
-def percentiles(values: Iterable[float], *, digits: int = 2) -> dict[str, float]:
-    """P50, P90, P95 (nearest rank) and how many there were; zeros when none was."""
+def guessed(world: LoadWorld) -> dict[str, Any]:
+    """How many replies were begun on suspicion, how many of them were the reply, and what the others cost."""
+    dropped = [guess for guess in world.guesses if guess.turn is None]
+    word = _audio(world.word)
+    return {
+        "count": len(world.guesses),
+        "confirmed": len(world.guesses) - len(dropped),
+        "dropped_s": {
+            "think": round(sum(guess.thought_words for guess in dropped) * word, 3),
+            "talk": round(sum(_audio(guess.talked) for guess in dropped), 3),
+            "render": round(sum(_audio(guess.rendered) for guess in dropped), 3),
+        },
+    }
+
+
+def percentiles(values: Iterable[float], *, digits: int = 2) -> dict[str, float | None]:
+    """P50, P90, P95 (nearest rank) and how many there were; None when none was."""
     ranked = sorted(values)
-    found = {f"p{share}": round(_rank(ranked, share), digits) for share in (50, 90, 95)}
+    found: dict[str, float | None] = {
+        f"p{share}": round(_rank(ranked, share), digits) if ranked else None for share in (50, 90, 95)
+    }
     return {**found, "count": len(ranked)}
 
 
 def _rank(ranked: Sequence[float], share: int) -> float:
-    return ranked[max(0, ceil(share / 100 * len(ranked)) - 1)] if ranked else 0.0
+    return ranked[max(0, ceil(share / 100 * len(ranked)) - 1)]
 
 
 def _jitter(turn: TurnRecord) -> float | None:

@@ -15,6 +15,7 @@ from duplexd.engine.policy import spelled
 from duplexd.engine.process import EngineConfig, core_of, host_of, layout_of
 from duplexd.engine.stores import PAGES
 from duplexd.errors import ConfigError
+from duplexd.ids import SessionId
 from duplexd.simulation import calibration as calibrations
 from duplexd.simulation import model
 from duplexd.simulation.arrivals import TraceTurn, open_times, read_trace
@@ -42,7 +43,7 @@ class Simulation:
         """
         self.scenario = scenario
         self.seed = seed
-        self.calibration = calibrations.load(scenario.calibration)
+        self.calibration = _remembering(calibrations.load(scenario.calibration), scenario.engine.context_tokens_max)
         plan = model.plan(self.calibration)
         speech = self.speech = _speech(self.calibration)
         name, options = spelled(policy)
@@ -64,7 +65,13 @@ class Simulation:
         )
         layout = layout_of(plan, sessions, engine.sessions_resident)
         host = host_of(layout, sessions)
-        self.core: EngineCore = core_of(config, plan, layout, copy_bytes_per_second=speech.copy_bytes_per_second)
+        self.core: EngineCore = core_of(
+            config,
+            plan,
+            layout,
+            cores=self.calibration.cores,
+            copy_bytes_per_second=speech.copy_bytes_per_second,
+        )
         pages = layout.partitions[PAGES]
         stages = plan.build()
         costs = {name: self.calibration.stages[name].cost for name in stages}
@@ -89,11 +96,16 @@ class Simulation:
             patience=_nanos(scenario.patience_s),
             failure=scenario.faults.stage_failure,
         )
+        self.world.away = self._away
         self._invite(folder)
 
     def run(self) -> None:
         drive(self.core, self.world)
         self.core.stores.check()
+
+    def _away(self, session: SessionId) -> bool:
+        known = self.core.sessions.get(session)
+        return known is not None and not known.context.readable
 
     # Who comes ------------------------------------------------------------------------------------------------------
 
@@ -153,6 +165,15 @@ class Simulation:
             reply_words=min(row.response_tokens, self.speech.reply_words_max),
             not_before=Nanos(row.at - since),
         )
+
+
+def _remembering(calibration: Calibration, context_tokens_max: int) -> Calibration:
+    """The same with contexts of another length; 0: as it is."""
+    speech = calibration.speech
+    if speech is None or not context_tokens_max:
+        return calibration
+    longer = msgspec.structs.replace(speech, context_tokens_max=context_tokens_max)
+    return calibrations.checked(msgspec.structs.replace(calibration, speech=longer))
 
 
 def _speech(calibration: Calibration) -> Speech:

@@ -20,6 +20,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sessions_resident: int = 0  #: 0: all
     place_wait_ms: float = 10_000.0
     silence_max_ms: float = 500.0  #: silence that ends a spoken turn
+    context_tokens_max: int = 0  #: of one session; 0: as the calibration has it
     speculation: bool = True  #: answer a spoken turn that is probably over before that is certain
     #: Utilisation beyond which late listeners cost places. Lanes that run batches can be fuller than `serve` assumes.
     lanes_target: float = 0.9
@@ -64,6 +65,12 @@ def check(scenario: Scenario, *, file: Path = Path("scenario")) -> Scenario:
         (1 <= engine.sessions_max <= 4096, "engine.sessions_max lies in 1..4096"),
         (0 <= engine.sessions_resident <= engine.sessions_max, "engine.sessions_resident is above sessions_max"),
         (450 <= engine.silence_max_ms <= 5000, "engine.silence_max_ms lies in 450..5000"),
+        (0 <= talk.false_ends <= 1, f"talk.false_ends is {talk.false_ends}; it lies in 0..1"),
+        (0 <= talk.past_words <= 1_000_000, "talk.past_words lies in 0..1000000"),
+        (
+            engine.context_tokens_max == 0 or engine.context_tokens_max >= 512,
+            "engine.context_tokens_max is at least 512",
+        ),
         (0 <= engine.lanes_target <= 1, "engine.lanes_target lies in 0..1"),
         (0 <= engine.place_wait_ms <= 60_000, "engine.place_wait_ms lies in 0..60000"),
     ]

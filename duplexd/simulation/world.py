@@ -39,7 +39,7 @@ from duplexd.simulation.device import Device
 from duplexd.simulation.link import Link, Network
 from duplexd.simulation.model import SPOKEN, Size
 from duplexd.simulation.people import Visit
-from duplexd.simulation.records import TurnRecord
+from duplexd.simulation.records import Guess, TurnRecord
 from duplexd.streams.stage import RenderJob, SimulatedCost, Stage, TalkJob, TalkResult, ThinkJob, ThinkResult
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks
 
@@ -61,7 +61,7 @@ class Flight(msgspec.Struct, frozen=True):
     results: tuple[Any, ...]
     reason: str  #: why it fails, '' when it does not
     started: Nanos
-    turns: tuple[TurnRecord | None, ...]  #: the turn each job works for
+    tallies: tuple[TurnRecord | Guess | None, ...]  #: where what each job makes is counted
 
 
 class LoadWorld:
@@ -89,6 +89,8 @@ class LoadWorld:
         failure: float = 0.0,
     ) -> None:
         self.turns: list[TurnRecord] = []
+        self.guesses: list[Guess] = []
+        self.away: Callable[[SessionId], bool] = lambda session: False  #: some of its memory is not in the arena
         self.metrics: dict[str, float] = {}
         self.refusals = 0
         self.events = 0
@@ -188,8 +190,8 @@ class LoadWorld:
         results = () if reason else tuple(placed.stage.run(launch.jobs, self))
         units, steps = placed.size(launch.jobs, results)
         alone = placed.cost.draw_us(self._costs[launch.stage], rows=len(launch.jobs), units=units, steps=steps)
-        turns = tuple(self._turn_of(job) for job in launch.jobs)
-        self._flights[launch.work] = Flight(launch, results, reason, now, turns)
+        tallies = tuple(self._tally_of(job) for job in launch.jobs)
+        self._flights[launch.work] = Flight(launch, results, reason, now, tallies)
         counts = self.launches[launch.stage]
         counts[0] += 1
         counts[1] += len(launch.jobs)
@@ -202,9 +204,9 @@ class LoadWorld:
             return "a simulated fault" if self._faults.random() < self._failure else ""
         return ""
 
-    def _turn_of(self, job: Any) -> TurnRecord | None:
+    def _tally_of(self, job: Any) -> TurnRecord | Guess | None:
         link = self.links.get(job.session)
-        return link.made_for if link is not None else None
+        return link.made_for(job) if link is not None else None
 
     def _wake(self, device: Device) -> None:
         when = device.next_end()
@@ -224,9 +226,9 @@ class LoadWorld:
     def _finish(self, flight: Flight) -> StageFinished | StageFailed:
         if flight.reason:
             return StageFailed(flight.launch.work, flight.reason)
-        for job, result, turn in zip(flight.launch.jobs, flight.results, flight.turns, strict=True):
-            if turn is not None:
-                _credit(turn, job, result)
+        for job, result, tally in zip(flight.launch.jobs, flight.results, flight.tallies, strict=True):
+            if tally is not None:
+                _credit(tally, job, result)
         return StageFinished(flight.launch.work, flight.results, flight.started, self.now())
 
     def words(self, session: SessionId, *, start: int, samples: int) -> str:
@@ -279,14 +281,16 @@ class LoadWorld:
         self.links.pop(session, None)
 
 
-def _credit(turn: TurnRecord, job: Any, result: Any) -> None:
-    """Count what was made for a turn."""
+def _credit(tally: TurnRecord | Guess, job: Any, result: Any) -> None:
+    """Count what was made: for a turn, for a guess that has become one, or for a guess."""
+    if isinstance(tally, Guess) and tally.turn is not None:
+        tally = tally.turn
     if isinstance(result, ThinkResult):
-        turn.thought_words += sum(token >= SPOKEN for token in result.tokens)
+        tally.thought_words += sum(token >= SPOKEN for token in result.tokens)
     elif isinstance(result, TalkResult):
-        turn.talked = Ticks(turn.talked + result.length)
+        tally.talked = Ticks(tally.talked + result.length)
     elif isinstance(job, RenderJob):
-        turn.rendered = Ticks(turn.rendered + job.length)
+        tally.rendered = Ticks(tally.rendered + job.length)
 
 
 def _ignore(command: Any, now: Nanos) -> None:

@@ -30,6 +30,7 @@ class Watched(msgspec.Struct, frozen=True):
     budget: float  #: how far generation may run ahead of playback; 0 while nothing is said
     assumed: bool  #: playback is an estimate: the page does not report
     underruns: int
+    urgency: str = ""  #: class of its most urgent step, as the engine's policy calls it; see messages.py `Progress`
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -80,4 +81,5 @@ def _watched(visit: Guest) -> Watched:
         budget=ms_from_ticks(progress.budget) if progress is not None and current else 0.0,
         assumed=progress is not None and progress.assumed,
         underruns=playout.underruns,
+        urgency=progress.urgency if progress is not None and current else "",
     )

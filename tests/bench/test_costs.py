@@ -53,12 +53,21 @@ def test_launches_that_return_at_once_spoil_nothing() -> None:
 
 
 def test_what_it_writes_can_be_simulated(tmp_path: Path) -> None:
-    costs = {"fixed_us": 10, "per_row_us": 1, "per_unit_us": 2, "per_step_us": 3, "sigma": 0.1, "batch_max": 4}
+    costs = {
+        "fixed_us": 10,
+        "per_row_us": 1,
+        "per_unit_us": 2,
+        "per_step_us": 3,
+        "sigma": 0.1,
+        "batch_max": 4,
+        "load": 0.2,
+    }
     report = {
         "stages": dict.fromkeys(("copy", "ears", "think", "talk", "render"), costs),
         "frame_ms": 25,
         "word_ms": 310,
         "chunk_ms": 300,
+        "chunk_ramp_ms": [160, 300],
         "think_steps": 4,
         "context_tokens_max": 1024,
         "token_bytes": 46080,
@@ -70,3 +79,6 @@ def test_what_it_writes_can_be_simulated(tmp_path: Path) -> None:
     assert found.speech is not None
     assert found.speech.word_ms == 300
     assert model.plan(found).stages["talk"].batch_max == 4
+    assert model.plan(found).stages["talk"].load == 0.2
+    assert found.speech.chunk_ramp_ms == (150, 300)
+    assert found.cores == 2

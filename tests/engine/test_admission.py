@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from duplexd.engine.admission import LOAD_MAX, Aimd, Places, places_of, taken
+from duplexd.engine.admission import LOAD_MAX, LOOKS_AFTER_RETREAT, Aimd, Places, places_of, taken
+from duplexd.engine.governor import LEVELS, Governor
 from duplexd.streams.stage import CostModel, PayloadKind, Role, StageSpec
 
 
@@ -114,3 +115,29 @@ def test_the_scarcest_is_a_lane_or_all_cores_together() -> None:
     assert taken(lanes, cores=None) == 0.6
     assert taken(lanes, cores=1) == 1.1
     assert taken({"think": None}, cores=2) is None
+
+
+# The fidelity ladder -------------------------------------------------------------------------------------------------
+
+
+def test_faces_are_made_coarser_before_a_place_is_taken_away() -> None:
+    """Every retreat costs the ladder a level while it has one; then places shrink as they do without it."""
+    governor = Governor()
+    rule, places = aimd()
+    counts, levels = [], []
+    for _ in range(len(LEVELS) * LOOKS_AFTER_RETREAT):
+        places = rule.look(places, utilisation=0.9, harmed=1, seated=10, waiting=0, ladder=governor)
+        counts.append(places.count)
+        levels.append(governor.level)
+
+    assert counts[: 4 * LOOKS_AFTER_RETREAT] == [10] * (4 * LOOKS_AFTER_RETREAT)
+    assert sorted(set(levels)) == levels[::LOOKS_AFTER_RETREAT][: len(LEVELS) - 1] == [1, 2, 3, 4]
+    assert counts[-1] == 9
+
+
+def test_what_harms_nobody_costs_a_face_nothing() -> None:
+    governor = Governor()
+    rule, places = aimd()
+    look_at = rule.look(places, utilisation=0.99, harmed=0, seated=10, waiting=0, ladder=governor)
+
+    assert (look_at.count, governor.level) == (10, 0)

@@ -59,14 +59,22 @@ class Engine:
         self.scheduler = Scheduler({spec.name: spec for spec in STAGES}, self.policy)
         self.times = StageTimes(EDGES)
         self.costs = dict(zip(NAMES, map(nanos_from_ms, costs_ms), strict=True))
-        for name, cost in self.costs.items():
-            self.times.note(name, cost)
+        for name in self.costs:
+            self._measure(name)
         self.faces: dict[SessionId, Pipeline] = {}
         self.time = VirtualTime(T0)
         self.ran: list[tuple[float, str, Job]] = []  #: (ms, stage, job) as launched
         self.published: list[tuple[float, SessionId, Chunk]] = []
         self.hears = True  #: listeners report what they play
         self._work = 0
+
+    def _measure(self, stage: str) -> None:
+        """As the core does when a launch has come back: how long it took, and how long one must expect to wait."""
+        self.times.note(stage, self.costs[stage])
+        mean, reach = self.times.mean(stage), self.times.reach(stage)
+        assert mean is not None
+        assert reach is not None
+        self.scheduler.note_times(stage, took=mean, reach=reach)
 
     def face(self, session: int, *, length: Ticks = SECOND) -> Pipeline:
         self.faces[SessionId(session)] = Pipeline(
@@ -125,6 +133,7 @@ class Engine:
 
     def _end(self, work: WorkId, session: SessionId, stage: str) -> None:
         self.scheduler.end(work, self.costs[stage])
+        self._measure(stage)
         made = self.faces[session].finish(work, self.now)
         if made is not None:
             self.published.append((self.ms, session, made.chunk))
@@ -153,12 +162,13 @@ def play(face: Pipeline, *, playback_s: float, generation_s: float, now: Nanos) 
 A, B, C = 1, 2, 3
 
 
-def essay() -> Engine:
+@pytest.fixture(params=[100.0, 200.0], ids=lambda ms: f"p_safe {ms:g} ms")
+def essay(request: pytest.FixtureRequest) -> Engine:
     """A plays 12.7 of 13.0 s, B 30.0 of 32.0. C plays 5.2 of 6.0; C6 waits for the refiner when its person interrupts.
 
     Stages take 80, 80 and 30 ms: A13 can be there before 13.0 has been heard, which is in 300 ms.
     """
-    engine = Engine((80.0, 80.0, 30.0))
+    engine = Engine((80.0, 80.0, 30.0), Interaction(p_safe_ms=request.param))
     for session, playback, generation in ((A, 12.7, 13.0), (B, 30.0, 32.0), (C, 5.2, 6.0)):
         play(engine.face(session), playback_s=playback, generation_s=generation, now=T0)
     c = engine.faces[SessionId(C)]
@@ -169,9 +179,9 @@ def essay() -> Engine:
     return engine
 
 
-def test_the_schedule_of_the_essay_lane_by_lane() -> None:
+def test_the_schedule_of_the_essay_lane_by_lane(essay: Engine) -> None:
     """Seed 000: generator A13 then C7; refiner A13 then C7; A13 decoded before its deadline; B32 and C6 never."""
-    engine = essay()
+    engine = essay
     engine.run(290)
     a13, c7 = (A, 13_000), (C, 5200)
 
@@ -186,9 +196,9 @@ def test_the_schedule_of_the_essay_lane_by_lane() -> None:
         assert (C, 6000) not in engine.lane(stage)
 
 
-def test_the_order_of_all_lanes_together_is_the_essays() -> None:
+def test_the_order_of_all_lanes_together_is_the_essays(essay: Engine) -> None:
     """[A13 generator] [C7 generator] [A13 refiner] [C7 refiner] [A13 decoder], by the times of their launches."""
-    engine = essay()
+    engine = essay
     engine.run(290)
     starts = {
         (stage, session): ms for ms, stage, session in reversed([(m, s, int(j.session)) for m, s, j in engine.ran])
@@ -197,13 +207,13 @@ def test_the_order_of_all_lanes_together_is_the_essays() -> None:
     assert starts["generator", A] < starts["generator", C]
     assert starts["refiner", A] < starts["refiner", C]
     assert starts["generator", C] <= starts["refiner", A]
-    assert starts["refiner", C] <= starts["decoder", A] or starts["decoder", A] <= starts["refiner", C]
+    assert starts["refiner", C] <= starts["decoder", A]
     assert starts["decoder", A] + 30 < 300
 
 
-def test_b_is_scheduled_once_its_listener_has_caught_up() -> None:
+def test_b_is_scheduled_once_its_listener_has_caught_up(essay: Engine) -> None:
     """It was not forgotten: its budget was spent."""
-    engine = essay()
+    engine = essay
     engine.run(2500)
 
     assert (B, 32_000) in engine.lane("generator")

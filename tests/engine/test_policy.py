@@ -21,6 +21,8 @@ from duplexd.engine.policy import (
     U0,
     U1,
     U2,
+    URGENCIES,
+    WAITING_NOT_OWED,
     Edf,
     Eviction,
     Fcfs,
@@ -415,6 +417,15 @@ def load(**changes: Any) -> Load:
     return msgspec.structs.replace(idle, **changes)
 
 
+def test_a_lane_that_nobody_has_measured_is_idle() -> None:
+    """It has not worked for a whole window. Memory that nobody knows of is another matter, see below."""
+    policy = Interaction()
+
+    assert policy.admits_speculation(load(lanes={}))
+    assert policy.admits_speculation(load(lanes={"think": 0.3, "voice": None}))
+    assert not policy.admits_speculation(load(lanes={"think": 0.8, "voice": None}))
+
+
 @pytest.mark.parametrize(
     "loaded",
     [{"pages": 0.95}, {"pages": None}, {"lanes": {"think": 0.3, "voice": 0.8}}, {"places_waited_for": 1}],
@@ -440,7 +451,7 @@ def test_speculation_stops_first_under_pressure(loaded: dict[str, Any]) -> None:
     ("name", "options", "said"),
     [
         ("lifo", {}, "there are fcfs, window-k, edf, delivery-paced, interaction"),
-        ("fcfs", {"k": "3"}, "policy fcfs has no option 'k'; it takes none"),
+        ("fcfs", {"k": "3"}, "policy fcfs has no option 'k'; it takes prefill"),
         ("window-k", {"K": "3"}, "it takes k"),
         ("window-k", {"k": "many"}, "option k='many' is of the wrong type"),
         ("window-k", {"k": "0"}, "at least 1"),
@@ -469,3 +480,19 @@ def test_a_policy_and_its_options_are_spelled_in_one_text() -> None:
     assert spelled("interaction gate=false p_safe_ms=300") == ("interaction", {"gate": "false", "p_safe_ms": "300"})
     with pytest.raises(ConfigError, match="'gate' is no option"):
         spelled("interaction gate")
+
+
+def test_classes_have_names_for_people() -> None:
+    """As DESIGN §7 calls them; where there are no classes there is no name."""
+    policy = Interaction(p_safe_ms=200)
+    first, soon, later = work(1, started=False), playing(1, 10), playing(1, 1400)
+    named = [policy.urgency(policy.rank(one, moment())) for one in (first, soon, later)]
+    due = policy.rank(playing(1, 350), moment(reach=nanos_from_ms(200), load=0.1))
+    alone = Interaction(company=False)
+
+    assert named == ["U1", "U0", "waiting"]
+    assert policy.urgency(due) == "due"
+    assert alone.urgency(alone.rank(later, moment())) == "U2"
+    assert len(URGENCIES) == WAITING_NOT_OWED + 1
+    for nameless in (Interaction(order=False), Fcfs()):
+        assert nameless.urgency(nameless.rank(first, moment())) == ""

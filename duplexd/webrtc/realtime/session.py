@@ -486,8 +486,8 @@ class RealtimeSession:
             self._voice = None
         else:
             voice = None
-        # A turn may have ended by itself while its commit was on the way: then this is what was committed, and the answer
-        # to the commit finds nothing any more.
+        # A turn may have ended by itself while its commit was on the way: then this is what was committed, and the
+        # answer to the commit finds nothing any more.
         committed = self._commits.pop(news.key or (voice.commit if voice is not None else ""), None)
         if committed is not None:
             self._understand(committed, news.text)
