@@ -429,6 +429,12 @@ class EngineCore:
     def _pages_taken(self) -> float:
         return 1.0 - self.stores.pages.free_count / self.stores.pages.spec.count
 
+    @property
+    def _pages_needed(self) -> float:
+        """Share of the pages that is taken for good: what may leave for host memory is as good as free."""
+        cached = self.residency.cached_count / self.stores.pages.spec.count if self._mover is not None else 0.0
+        return max(0.0, self._pages_taken - cached)
+
     def _begin_work(self, work: WorkId, stage: str, owners: Sequence[SessionId], now: Nanos) -> None:
         """A launch is ordered: its lane is taken, and the time goes to its owners' accounts."""
         weights = [(owner, self.sessions[owner].priority) for owner in owners if owner in self.sessions]
@@ -818,7 +824,7 @@ class EngineCore:
             stores, residency = self.stores, self.residency
             self._load = Load(
                 at=self._now,
-                pages=self._pages_taken,
+                pages=self._pages_needed,
                 latents=1.0 - stores.latents.free_count / stores.latents.spec.count,
                 out_slots=1.0 - len(stores.out_slots) / max(1, stores.out_slots_count),
                 lanes={

@@ -60,7 +60,7 @@ class Load(msgspec.Struct, frozen=True):
     """What all sessions share, at one moment."""
 
     at: Nanos
-    pages: float | None  #: share of the page pool that is taken; None: not known
+    pages: float | None  #: share of the page pool that is taken and cannot leave; None: not known
     latents: float
     out_slots: float  #: share of the output slots that are taken
     lanes: Mapping[str, float | None]  #: share of its time each lane worked lately; None: not measured yet

@@ -184,6 +184,11 @@ class Residency:
         """Pages that still have to be sent away so that `pages_needed` become free; 0: enough are free or leaving."""
         return max(0, pages_needed - free - sum(self._leaving.values()))
 
+    @property
+    def cached_count(self) -> int:
+        """Pages of those who rest: a cache, which leaves when somebody needs the room."""
+        return self.index.candidate_bytes // self.page_bytes
+
     def choose(self, pages_short: int, now: Nanos) -> Sequence[Candidate]:
         """Whose pages should leave so that so many become free, farthest next use first."""
         return self.index.choose(pages_short * self.page_bytes, now) if pages_short > 0 else ()

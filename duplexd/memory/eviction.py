@@ -77,6 +77,8 @@ class EvictionIndex:
         self.sessions_max = sessions_max
         self.protected_bytes = 0
         self.protections_refused = 0
+        self.candidate_bytes = 0  #: of all that may be chosen
+        self._offered: dict[SessionId, int] = {}  #: whose, how many of them
         self._sessions: dict[SessionId, _Session] = {}
         self._protected: dict[SessionId, int] = {}
         self._playing, self._waiting, self._overdue = _order(), _order(), _order()
@@ -114,6 +116,8 @@ class EvictionIndex:
         known.resident_bytes = resident_bytes
         if not resident_bytes:
             self._place(session, known)
+        elif session in self._offered:
+            self._offer(session, resident_bytes)
 
     def busy(self, session: SessionId) -> None:
         """Work of it runs or waits, or a copy of its memory is on the way: it is no candidate until `idle`."""
@@ -199,14 +203,21 @@ class EvictionIndex:
         return known
 
     def _leave(self, session: SessionId) -> None:
+        self._offer(session, 0)
         for order in self._orders:
             order.remove(session)
+
+    def _offer(self, session: SessionId, resident_bytes: int) -> None:
+        self.candidate_bytes += resident_bytes - self._offered.pop(session, 0)
+        if resident_bytes:
+            self._offered[session] = resident_bytes
 
     def _place(self, session: SessionId, known: _Session) -> None:
         """Put it where it belongs after something has changed."""
         self._leave(session)
         if not known.resident_bytes or session in self._protected:
             return
+        self._offer(session, known.resident_bytes)
         if known.ends_at is None:
             self._unknown.put(session, (0, known.since, session))
             return

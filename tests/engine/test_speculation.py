@@ -153,6 +153,20 @@ def test_under_load_nobody_is_answered_on_suspicion() -> None:
     assert simulation.final_states(2) == {1: [ResponseState.COMPLETED]}
 
 
+def test_memory_that_may_leave_is_no_reason_to_guess_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever rests has filled the arena with what is only a cache: that is how few resident sessions always look."""
+    monkeypatch.setattr("duplexd.models.clock.PAGES_PER_SESSION", 4)
+    simulation = Simulation(until_ms=30_000, sessions_max=3, sessions_resident=1)
+    people = [simulation.connect(session) for session in (1, 2, 3)]
+    for at, person in enumerate(people[:2]):
+        person.type("say 12", at=ms(1000 + 7000 * at), key=f"{at}")
+    people[2].say(beep(600), at=ms(20_000))
+    simulation.run()
+
+    assert count(simulation, "speculations") == 1
+    assert simulation.final_states(3) == {1: [ResponseState.COMPLETED]}
+
+
 def slow(simulation: Simulation, stage: str, cost_us: int) -> None:
     """This stage takes so long for each launch."""
     held = simulation.world.stages[stage]

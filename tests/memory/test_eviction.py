@@ -158,6 +158,7 @@ class IndexMachine(RuleBasedStateMachine):
         expected = self.in_order()
         assert expected == order(self.index, self.now)
         assert len(expected) == len(self.index)
+        assert self.index.candidate_bytes == sum(self.people[session].resident_bytes for session in expected)
         assert self.index.entries_count <= 6 * len(self.index)
         assert self.index.protected_bytes == sum(person.protected or 0 for person in self.people.values()) <= self.CAP
         assert self.index.protections_refused == self.refused
