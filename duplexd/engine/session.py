@@ -744,7 +744,7 @@ class Session:
         if utterance is None or utterance is not flight.detail:
             return
         before = utterance.stable_text
-        utterance.hear(result.text, result.certainty)
+        utterance.hear(result.text, result.certainty, over_reply=self.contest is not None)
         text, stable = utterance.text, utterance.stable_text
         if text:
             self._emit(UserWords(self.id, self.turn, text, len(stable), False))

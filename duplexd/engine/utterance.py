@@ -3,7 +3,8 @@
 1. The ears re-encode a growing window that never exceeds `listen_max`; earlier speech is frozen as text at a pause,
    so a partial costs after a minute what it did after eight seconds (DESIGN §5 rule 7).
 2. A word is stable when two consecutive partials of one window agree on it and it is not the last (§5 rule 17). What
-   was stable is not taken back by a reading that finds no word at all: then the words known so far stand.
+   was stable is not taken back by a reading that finds no word at all: then the words known so far stand. Over a reply
+   it is: there words may be an echo's, and taking them back is what keeps a false alarm one.
 3. The silence clock starts at the last voiced block and is reset by voice.
 4. Positions are ticks of the input timeline.
 """
@@ -128,9 +129,9 @@ class Utterance:
     def listen(self, window: ListenWindow) -> None:
         self.listening = window
 
-    def hear(self, text: str, certainty: float = 0.0) -> None:
+    def hear(self, text: str, certainty: float = 0.0, *, over_reply: bool = False) -> None:
         """The running window came back as text."""
-        if not text and self.stable:
+        if not text and self.stable and not over_reply:
             self._stand()
             return
         window, self.listening = self.listening, None

@@ -212,7 +212,7 @@ def test_a_window_that_failed_makes_no_word_stable() -> None:
     assert utterance.heard_until == ticks_from_ms(800)
 
 
-def read(*texts: str) -> Utterance:
+def read(*texts: str, over_reply: bool = False) -> Utterance:
     """An utterance whose growing window was read as each of these; 400 ms of voice between two readings."""
     utterance = Utterance(onset=Ticks(0), start=Ticks(0), listen_max=ticks_from_ms(8000))
     for index, text in enumerate(texts):
@@ -221,7 +221,7 @@ def read(*texts: str) -> Utterance:
         window = utterance.wanted(span.end, final=False)
         assert window is not None
         utterance.listen(window)
-        utterance.hear(text, -0.2)
+        utterance.hear(text, -0.2, over_reply=over_reply)
     return utterance
 
 
@@ -231,6 +231,13 @@ def test_words_that_came_twice_are_not_taken_back_by_a_reading_without_any() -> 
 
     assert (utterance.text, utterance.stable_text) == ("is the sun hotter than", "is the sun")
     assert utterance.complete
+
+
+def test_over_a_reply_a_reading_without_words_takes_all_back() -> None:
+    """There words may be the character's own, come back from a loudspeaker: an interruption must not rest on them."""
+    utterance = read("is the sun", "is the sun hotter than", "", over_reply=True)
+
+    assert (utterance.text, utterance.stable_text) == ("", "")
 
 
 def test_words_that_came_once_are_noise_when_a_longer_reading_finds_none() -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -358,7 +359,8 @@ class RealtimeVisit:
 
 
 async def turn_away(socket: Any, refused: Refused) -> None:
-    """A refusal after the upgrade: an event, and the code that says "try again later"."""
+    """A refusal after the upgrade: an event, and the code for "try again later". Whoever has gone hears neither."""
     error = {"type": "server_error", "code": refused.code, "message": str(refused)} | shortage_of(refused)
-    await socket.send_json({"type": "error", "event_id": "event_1", "error": error})
-    await socket.close(code=1013, message=str(refused).encode()[:120])
+    with suppress(ConnectionResetError):
+        await socket.send_json({"type": "error", "event_id": "event_1", "error": error})
+        await socket.close(code=1013, message=str(refused).encode()[:120])
