@@ -487,8 +487,9 @@ class RealtimeSession:
         else:
             voice = None
         # A turn may have ended by itself while its commit was on the way: then this is what was committed, and the
-        # answer to the commit finds nothing any more.
-        committed = self._commits.pop(news.key or (voice.commit if voice is not None else ""), None)
+        # answer to the commit finds nothing any more. One that came to nothing leaves the commit to its own answer.
+        overtaken = voice.commit if voice is not None and news.outcome is TurnOutcome.TAKEN else ""
+        committed = self._commits.pop(news.key or overtaken, None)
         if committed is not None:
             self._understand(committed, news.text)
         elif news.outcome is TurnOutcome.TAKEN and voice is not None:
