@@ -49,6 +49,10 @@ class SessionOpened(Message, frozen=True):
     response_deadline: Nanos = Nanos(0)
 
 
+#: Of `MediaArrived.voice`: from here on a block counts as voice.
+VOICE_THRESHOLD = 0.5
+
+
 class MediaArrived(Message, frozen=True):
     """One block of the person's audio, 16 kHz mono int16, lies in an input slot."""
 

@@ -182,7 +182,7 @@ class Residency:
 
     def short(self, pages_needed: int, *, free: int) -> int:
         """Pages that still have to be sent away so that `pages_needed` become free; 0: enough are free or leaving."""
-        return max(0, pages_needed - free - sum(self._leaving.values()))
+        return max(0, pages_needed - free - self.leaving_count)
 
     @property
     def cached_count(self) -> int:

@@ -49,6 +49,7 @@ from duplexd.media.endpoint import Ask, End, EndpointRule, Verdict, patient_rule
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.ledger import Refusal
 from duplexd.messages import (
+    VOICE_THRESHOLD,
     AdvanceEpoch,
     CallMade,
     ConditionSet,
@@ -112,7 +113,6 @@ from duplexd.units import (
 )
 
 HOLD_ANSWER_MAX = Nanos(150 * NANOS_PER_MS)  #: how long a cut waits for the page's own position (DESIGN §5 rule 13)
-VOICE_THRESHOLD = 0.5
 ECHO_THRESHOLD = 0.5
 FEED_MAX = 64  #: tokens prefilled in one step: what an urgent chunk waits for at most
 FEED_LONGEST = 256  #: the same where a step may take as long as one of decoding

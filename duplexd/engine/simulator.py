@@ -50,7 +50,6 @@ from duplexd.messages import (
     SessionClosed,
     SessionOpened,
     SlotsFreed,
-    TurnOutcome,
     TurnSettled,
     ViewEnded,
     ViewStarted,
@@ -455,8 +454,7 @@ class SimListener:
         elif isinstance(news, ResumePlayback):
             self._world.at(now, lambda: self._flush_after(lambda at: self.line.resume(news, at)))
         elif isinstance(news, TurnSettled):
-            if news.outcome in (TurnOutcome.TAKEN, TurnOutcome.EMPTY):
-                self.line.end_turn(news.span.end)
+            self.line.settle_turn(news)
         elif isinstance(news, LatencyMeasured):
             self.line.measure(news)
         elif isinstance(news, ResponseChanged) and news.state is ResponseState.COMPLETED:

@@ -29,6 +29,7 @@ from duplexd.media.playout import FRAME, Entry, Pcm, Place, Playout, Taken
 from duplexd.media.uplink import Behind, Uplink
 from duplexd.media.vad import GateRule, Started, Stopped, VoiceGate
 from duplexd.messages import (
+    VOICE_THRESHOLD,
     AdvanceEpoch,
     Cursor,
     CursorReported,
@@ -38,6 +39,8 @@ from duplexd.messages import (
     PublishChunk,
     ResumePlayback,
     TextArrived,
+    TurnOutcome,
+    TurnSettled,
     VoicePlaced,
     VoiceStarted,
     VoiceStopped,
@@ -73,7 +76,6 @@ _BLOCK = ticks_from_samples(BLOCK_SAMPLES, INPUT_RATE)
 TEXTS_MAX = 4  #: typed turns that wait for a cut; at the bound they all stop waiting, oldest first
 MEASURED_MAX = 16  #: durations kept for whoever counts them; the oldest are lost
 SENT_REMEMBERED = 100  #: frames; news of the engine that is two seconds late is no news any more
-VOICE_THRESHOLD = 0.5  #: of a block that the engine counts as voice
 REST = Nanos(600 * NANOS_PER_MS)  #: after a false alarm the server's detector rests this long
 
 
@@ -367,9 +369,12 @@ class Line:
         self._gate = VoiceGate(rule)
         self._waiting_voice = None
 
-    def end_turn(self, until: Ticks) -> None:
-        """The engine has ended the turn that was being spoken, at this position of the input."""
-        self._gate.close(until)
+    def settle_turn(self, news: TurnSettled) -> None:
+        """The engine has settled the turn that was being spoken: where that has ended it, what goes on begins anew. Of
+        a false alarm's voice the detector has heard enough for a while.
+        """
+        if news.outcome in (TurnOutcome.TAKEN, TurnOutcome.EMPTY):
+            self._gate.close(news.span.end)
 
     def end_input(self, now: Nanos) -> None:
         """Nothing more comes for the moment: the samples that wait for a whole block leave as one."""

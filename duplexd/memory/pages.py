@@ -376,7 +376,7 @@ class PageLedger:
             raise LedgerError(f"context {context} has {movable} tokens that may slide, not {drop}")
         if len(table.slots) < table.pinned + table.long_term:
             raise LedgerError(f"context {context}: its long-term tokens are offloaded; restore or cut it first")
-        _check_leaving(context, _without_first_runs(table.runs, table.long_term + skip), drop, how)
+        _check_leaving(context, _without_runs(table.runs, 0, table.long_term + skip), drop, how)
 
     def _slide(self, table: _Context, drop: int, skip: int, pending: tuple[FenceId, ...]) -> None:
         stays = table.long_term + skip
@@ -927,18 +927,9 @@ def _without_runs(runs: list[Run], at: int, tokens: int) -> list[Run]:
     return left
 
 
-def _without_first_runs(runs: list[Run], tokens: int) -> list[Run]:
-    """The runs left when tokens are taken off the front."""
-    for index, (label, count) in enumerate(runs):
-        if count > tokens:
-            return [Run(label, count - tokens), *runs[index + 1 :]]
-        tokens -= count
-    return []
-
-
 def _repinned(runs: list[Run], pinned: int, at_least: int) -> list[Run]:
     """The runs after the pin has moved from `pinned` to `at_least`, if that is further."""
-    return _without_first_runs(runs, at_least - pinned) if at_least > pinned else runs
+    return _without_runs(runs, 0, at_least - pinned) if at_least > pinned else runs
 
 
 def _check_leaving(context: ContextId, runs: list[Run], drop: int, how: Eviction) -> None:

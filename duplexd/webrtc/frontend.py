@@ -68,7 +68,6 @@ from duplexd.messages import (
     Shortage,
     SlotsFreed,
     StateChanged,
-    TurnOutcome,
     TurnSettled,
     UserWords,
 )
@@ -424,9 +423,7 @@ class Visit:
                 self.line.measure(news)
                 self._owner.note_reply(news)
             case TurnSettled():
-                # Of a false alarm's voice the detector has heard enough for a while.
-                if news.outcome in (TurnOutcome.TAKEN, TurnOutcome.EMPTY):
-                    self.line.end_turn(news.span.end)
+                self.line.settle_turn(news)
             case EndSession():
                 self._owner.end(self, news.reason)
             case _:

@@ -35,7 +35,6 @@ from duplexd.messages import (
     PublishFrames,
     RefuseSession,
     StateChanged,
-    TurnOutcome,
     TurnSettled,
     TurnState,
 )
@@ -290,8 +289,8 @@ class RealtimeVisit:
             self.progress = news
         elif isinstance(news, StateChanged):
             self.shown_state = news.state.value
-        elif isinstance(news, TurnSettled) and news.outcome in (TurnOutcome.TAKEN, TurnOutcome.EMPTY):
-            self.line.end_turn(news.span.end)
+        elif isinstance(news, TurnSettled):
+            self.line.settle_turn(news)
 
     def _settle(self, refusal: RefuseSession | None) -> None:
         if not self.admitted.done():
