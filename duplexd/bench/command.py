@@ -41,6 +41,12 @@ def add_bench(commands: Any) -> None:
     _common(barge_in, run_barge_in)
     uplink = kinds.add_parser("uplink", help="microphone to application, and what a lost packet costs")
     uplink.add_argument("--seconds", type=float, default=120.0)
+    uplink.add_argument(
+        "--loss",
+        type=_percent,
+        metavar="PERCENT",
+        help="over a network that loses so many of 100 packets each way, and with --impaired is bad besides (root)",
+    )
     _common(uplink, run_uplink)
     soak = kinds.add_parser("soak", help="minutes of talk and many visits: what is held afterwards")
     soak.add_argument("--minutes", type=float, default=10.0)
@@ -87,6 +93,20 @@ def add_bench(commands: Any) -> None:
     _output(face, run_face)
 
 
+def _percent(text: str) -> float:
+    """A share of packets that some survive.
+
+    Raises:  argparse.ArgumentTypeError outside [0, 100).
+    """
+    try:
+        percent = float(text)
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage: at least 0 and less than 100")
+    return percent
+
+
 def _common(parser: argparse.ArgumentParser, act: Any) -> None:
     parser.add_argument(
         "--impaired", action="store_true", help="over a bad network: 40 ms, jitter 10, 3 %% loss (root)"
@@ -130,9 +150,11 @@ def run_barge_in(options: argparse.Namespace) -> int:
 
 
 def run_uplink(options: argparse.Namespace) -> int:
+    from duplexd.bench.stage import impairment_of
     from duplexd.bench.uplink import bench
 
-    report = asyncio.run(bench(seconds=options.seconds, impaired=options.impaired, folder=options.keep))
+    impairment = impairment_of(impaired=options.impaired, loss_percent=options.loss)
+    report = asyncio.run(bench(seconds=options.seconds, impairment=impairment, folder=options.keep))
     return _publish(report, options.json)
 
 

@@ -32,11 +32,15 @@ LEAVE_LIMIT_S = 10.0
 IDLE_STATES = ("idle", "connecting", "ready")
 
 
-def impairment_of(*, impaired: bool, link_kbps: float | None) -> Impairment | None:
-    """What `--impaired` and `--link` ask for; None: nothing lies between."""
-    if link_kbps is None:
+def impairment_of(
+    *, impaired: bool, link_kbps: float | None = None, loss_percent: float | None = None
+) -> Impairment | None:
+    """What `--impaired`, `--link` and `--loss` ask for together; None: nothing lies between."""
+    asked = {"rate_kbps": link_kbps, "loss": None if loss_percent is None else loss_percent / 100}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not given:
         return BAD if impaired else None
-    return msgspec.structs.replace(BAD if impaired else Impairment(), rate_kbps=link_kbps)
+    return msgspec.structs.replace(BAD if impaired else Impairment(), **given)
 
 
 class Event(dict[str, Any]):

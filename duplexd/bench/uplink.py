@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from duplexd.bench.netem import Loss
-from duplexd.bench.stage import BAD, Stage, keep, percentile
+from duplexd.bench.netem import Impairment, Loss
+from duplexd.bench.stage import Stage, keep, percentile
 from duplexd.bench.tap import RATE
 from duplexd.media import tones
 from duplexd.media.lateness import LOUD, Arrival
@@ -70,10 +70,10 @@ class Uplink:
         self.arrivals += [arrival for arrival in told if arrival.at > last]
 
 
-async def bench(*, seconds: float, impaired: bool, folder: Path | None) -> dict[str, Any]:
+async def bench(*, seconds: float, impairment: Impairment | None, folder: Path | None) -> dict[str, Any]:
     """Run the bench; returns what `--json` writes."""
     flags = ["--model", "clock", "--sessions-max", "1"]
-    async with Stage(*flags, impaired=BAD if impaired else None) as stage:
+    async with Stage(*flags, impaired=impairment) as stage:
         uplink, rng, onsets = Uplink(stage), Random(SEED), list[int]()
         tone = tones.word_pcm(5, samples=(TONE_MS + tones.GAP_MS) * RATE // 1000, rate=RATE)
         offset = first_loud(np.rint(tone * 32767).astype(np.int16))
@@ -94,7 +94,7 @@ async def bench(*, seconds: float, impaired: bool, folder: Path | None) -> dict[
             "microphone_to_application_ms": spread(absolute) | {"count": len(absolute), "of": len(onsets)},
             **figures(uplink.arrivals, losses, uplink.holes),
             "path": stage.path(),
-            "impaired": stage.path() if impaired else None,
+            "impaired": impairment and stage.path(),
             "client": stage.client(),
             "each": {"onsets": onsets, "losses": losses, "arrivals": uplink.arrivals, "absolute_ms": absolute},
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -66,6 +67,8 @@ def test_a_folder_that_keeps_no_talk_is_refused(tmp_path: Path) -> None:
 def test_a_weak_link_is_an_impairment_with_or_without_the_bad_network() -> None:
     assert impairment_of(impaired=False, link_kbps=None) is None
     assert impairment_of(impaired=True, link_kbps=None) == BAD
+    assert impairment_of(impaired=False, loss_percent=3) == Impairment(loss=0.03)
+    assert impairment_of(impaired=True, loss_percent=0) == msgspec.structs.replace(BAD, loss=0.0)
     assert impairment_of(impaired=False, link_kbps=400) == Impairment(rate_kbps=400)
     both = impairment_of(impaired=True, link_kbps=400)
     assert both is not None
