@@ -193,7 +193,7 @@ class Update:
 
     def _launch(self) -> int:
         self._work += 1
-        self._context.follow(self._dialogue.tokens())
+        self._context.follow_dialogue(self._dialogue)
         feed = self._context.launch(WorkId(self._work), steps=0, feed_max=1 << 20)
         self._context.land(WorkId(self._work), ())
         return len(feed.tokens)
@@ -204,7 +204,7 @@ class Update:
         self.fed = self._launch()
         took = Nanos(thread_time() - began)
         self._dialogue.say("one")
-        self._context.follow(self._dialogue.tokens())
+        self._context.follow_dialogue(self._dialogue)
         return took
 
 

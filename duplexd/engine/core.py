@@ -718,7 +718,7 @@ class EngineCore:
             epoch=Epoch(0),
             chunk=ChunkId(0),
             condition=ConditionVersion(0),
-            slots=feed.slots,
+            pieces=feed.pieces,
             past=feed.past,
             feed=feed.tokens,
             steps=0,

@@ -22,10 +22,9 @@ A table with pages of 4 tokens, after a pin at 6, a slide by 1 and a cut inside 
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -37,6 +36,7 @@ from duplexd.memory.classes import RULES, CacheClass, Eviction
 from duplexd.memory.guards import After, Freed, Guards, Passed, none_passed
 from duplexd.memory.layout import PartitionKind, PartitionSpec
 from duplexd.memory.ledger import Lease, Owner, Refusal, SlotLedger
+from duplexd.memory.table import SlotTable
 
 SCATTERED_PAGES = 2  #: that tokens laid side by side would save: prefilled anew, they save none a second time
 
@@ -113,7 +113,7 @@ class _Context:
     def __init__(self, owner: Owner, writer: int) -> None:
         self.owner = owner
         self.writer = writer  # names the table that may append to a page; it survives a change of ContextId
-        self.slots: array[int] = array("q")  # of the resident tokens
+        self.slots = SlotTable()  # of the resident tokens
         self.extents: list[Extent] = []
         self.away: list[Away] = []  # tokens after the resident ones
         self.runs: list[Run] = []  # of the tokens after the pinned ones
@@ -220,7 +220,7 @@ class PageLedger:
         Raises:  LedgerError when the branch is another owner's or lacks one of the trunk's anchors.
         """
         new, old = self._resident(branch), self._resident(trunk)
-        if new is old or new.owner != old.owner or new.slots[: old.pinned] != old.slots[: old.pinned]:
+        if new is old or new.owner != old.owner or not _same_anchors(new, old):
             raise LedgerError(f"context {branch} of session {new.owner} is no branch of context {trunk}")
         new.runs = _repinned(new.runs, new.pinned, old.pinned)
         new.pinned = max(new.pinned, old.pinned)
@@ -261,7 +261,7 @@ class PageLedger:
     def _branch(self, source: _Context, at: int, owner: Owner) -> _Context:
         """A table with the first `at` tokens. Copied as plain memory; only the references are counted page by page."""
         branch = _Context(owner, 0)
-        branch.slots = source.slots[:at]
+        branch.slots = source.slots.branch(at)
         branch.extents, branch.runs = list(source.extents), list(source.runs)
         _trim_extents(branch.extents, len(source.slots) - at)
         _trim_runs(branch.runs, len(source.slots) - at)
@@ -311,7 +311,7 @@ class PageLedger:
         surplus -= away
         if not surplus:
             return
-        del table.slots[at:]
+        table.slots.cut(at)
         dropped, parted = _trim_extents(table.extents, surplus)
         if parted is not None:
             # The cut goes through this page: running work may still write behind it.
@@ -351,12 +351,12 @@ class PageLedger:
             )
         start = table.pinned + table.long_term + skip
         head = start if first else table.pinned
-        target = table.slots[head : head + keep]
+        target = table.slots.between(head, head + keep)
         for page in {slot // self._page_tokens for slot in target}:
             if sum(extent.page == page for extent in table.extents) != self._references[page]:
                 raise LedgerError(f"context {context}: a branch shares its long-term tokens; decide on it first")
         self._census.note(context)
-        fold = FoldTokens(table.slots[start : start + drop].tobytes(), target.tobytes(), first)
+        fold = FoldTokens(table.slots.between(start, start + drop).tobytes(), target.tobytes(), first)
         if first:
             self._bring_forward(table, start, keep)
             table.runs = [Run(CacheClass.LONG_TERM, keep), *_without_runs(table.runs, skip, keep)]
@@ -388,7 +388,7 @@ class PageLedger:
         self._forget_away(table, max(0, start - len(table.slots)), drop - resident, pending)
         if not resident:
             return
-        del table.slots[start : start + resident]
+        table.slots.take_out(start, resident)
         table.extents, dropped, parted = self._slid(table.extents, start, resident)
         if parted is not None:
             self._guards.guard(parted, pending)
@@ -416,10 +416,9 @@ class PageLedger:
         if at == table.pinned:
             return
         to, begin, end = (self._part(table, edge) for edge in (table.pinned, at, at + tokens))
-        moved, slots = table.extents[begin:end], table.slots[at : at + tokens]
+        moved = table.extents[begin:end]
         table.extents = [*table.extents[:to], *moved, *table.extents[to:begin], *table.extents[end:]]
-        del table.slots[at : at + tokens]
-        table.slots[table.pinned : table.pinned] = slots
+        table.slots.put_in(table.pinned, table.slots.take_out(at, tokens))
 
     def _part(self, table: _Context, at: int) -> int:
         """An extent begins at token `at`, or the table ends there. Returns which; a page parted has two extents."""
@@ -548,7 +547,7 @@ class PageLedger:
                     break
                 moves.append(Move(extent.page, lease.slot))
             table.extents.pop()
-            del table.slots[len(table.slots) - extent.tokens :]
+            table.slots.cut(len(table.slots) - extent.tokens)
             table.away.insert(0, Away(lease, *extent))
             self._drop([extent], self._guards.pending(fence))
         return moves
@@ -661,7 +660,11 @@ class PageLedger:
 
         Raises:  LedgerError when some of the context is offloaded: what is not there cannot be read.
         """
-        return self._resident(context).slots.tobytes()
+        return b"".join(self.slot_pieces(context))
+
+    def slot_pieces(self, context: ContextId) -> tuple[bytes, ...]:
+        """The same in pieces. Cost: O(new tokens, up to a piece) and one reference a piece. Raises as `slots`."""
+        return self._resident(context).slots.snapshot()
 
     def length(self, context: ContextId) -> int:
         """Tokens of the context, offloaded ones too; their positions are 0..length-1, given at read."""
@@ -700,14 +703,26 @@ class PageLedger:
 
     def may_grow(self, context: ContextId, tokens: int) -> bool:
         """Whether the bounds of the context and of its owner leave room for so many tokens more, once all that retires
-        is back and no branch stands beside it. O(pages).
+        is back and no branch stands beside it.
+
+        Cost:    O(pages of the prompt it shares). Within a few pages of its owner's bound: O(pages).
         """
         table = self._context(context)
         pages = -(-(tokens - min(tokens, self._tail_room(table))) // self._page_tokens)
-        own = {extent.page for extent in table.extents if self._owners[extent.page] == table.owner}
-        owned = len(own) + len(table.images) + pages
-        fits = len(table.extents) + len(table.away) + pages <= self.pages_max
-        return fits and (not self.spec.session_slots or owned <= self.spec.session_slots)
+        if len(table.extents) + len(table.away) + pages > self.pages_max:
+            return False
+        bound = self.spec.session_slots
+        # Only a page that bears two extents is counted twice here, and there are few of these.
+        at_most = len(table.extents) - self._lent(table) + len(table.away) + pages
+        return not bound or at_most <= bound or self._own_pages(table) + len(table.images) + pages <= bound
+
+    def _lent(self, table: _Context) -> int:
+        """Extents on pages of another owner: a prompt by reference is the head of a table, and stays there."""
+        return sum(1 for _ in takewhile(lambda extent: self._owners[extent.page] != table.owner, table.extents))
+
+    def _own_pages(self, table: _Context) -> int:
+        """Pages of its own owner. O(extents)."""
+        return len({extent.page for extent in table.extents if self._owners[extent.page] == table.owner})
 
     def lies_scattered(self, context: ContextId) -> bool:
         """Whether its resident tokens behind anchors and long-term tokens would take two pages less or more, laid side
@@ -852,8 +867,11 @@ class PageLedger:
         laid = chain.from_iterable(
             range(page * size + offset, page * size + offset + tokens) for page, offset, tokens in table.extents
         )
-        if list(laid) != list(table.slots) or sum(run.tokens for run in table.runs) + table.pinned != table.length:
-            raise LedgerError(f"context {identity}: its {len(table.slots)} tokens, extents and classes disagree")
+        written = b"".join(table.slots.snapshot())
+        if list(laid) != list(table.slots) or written != table.slots.between(0, len(table.slots)).tobytes():
+            raise LedgerError(f"context {identity}: its {len(table.slots)} slots are not where its extents say")
+        if sum(run.tokens for run in table.runs) + table.pinned != table.length:
+            raise LedgerError(f"context {identity}: its {len(table.slots)} tokens and their classes disagree")
         if any(extent.end > size or extent.tokens < 1 for extent in table.extents):
             raise LedgerError(f"context {identity} has an extent outside its page")
         current = [run.label is CacheClass.CURRENT for run in table.runs for _ in range(run.tokens)]
@@ -886,6 +904,11 @@ def _trim_extents(extents: list[Extent], tokens: int) -> tuple[list[Extent], int
         tokens -= extent.tokens
         dropped.append(extent)
     return dropped, None
+
+
+def _same_anchors(branch: _Context, trunk: _Context) -> bool:
+    """The branch begins with the trunk's anchors."""
+    return branch.slots.between(0, trunk.pinned) == trunk.slots.between(0, trunk.pinned)
 
 
 def _common(left: list[Extent], right: list[Extent]) -> int:
