@@ -31,7 +31,7 @@ import msgspec
 
 from duplexd.errors import ArenaFull, LedgerError
 from duplexd.ids import ContextId, FenceId, SlotId
-from duplexd.memory.census import LIFE, Census
+from duplexd.memory.census import LIFE, Census, Stretch
 from duplexd.memory.classes import RULES, CacheClass, Eviction
 from duplexd.memory.guards import After, Freed, Guards, Passed, none_passed
 from duplexd.memory.layout import PartitionKind, PartitionSpec
@@ -232,7 +232,7 @@ class PageLedger:
         del self._contexts[branch]
         self._contexts[trunk] = new
         self._census.note_gone(branch)
-        self._census.note(trunk)
+        self._census.note(trunk, 0)
 
     def close(self, context: ContextId, *, after: After) -> None:
         """Drop a context, its anchors too. Pages others refer to stay. Raises LedgerError when it is not open."""
@@ -255,7 +255,7 @@ class PageLedger:
         context.writer = self._serial
         identity = ContextId(self._serial)
         self._contexts[identity] = context
-        self._census.note(identity)
+        self._census.note(identity, 0)
         return identity
 
     def _branch(self, source: _Context, at: int, owner: Owner) -> _Context:
@@ -286,7 +286,7 @@ class PageLedger:
         self.refusal = self._refuse(table, pages)
         if self.refusal is not None:
             return False
-        self._census.note(context)
+        self._census.note(context, table.length)
         if room:
             self._fill_tail(table, room)
         for first in range(room, tokens, self._page_tokens):
@@ -301,7 +301,7 @@ class PageLedger:
         surplus = table.length - at
         if not surplus:
             return
-        self._census.note(context)
+        self._census.note(context, at)
         _trim_runs(table.runs, surplus)
         table.committed = min(table.committed, at)
         self.counts["cuts"] += 1
@@ -328,7 +328,7 @@ class PageLedger:
         """
         table = self._context(context)
         self._check_slide(context, table, drop, skip, Eviction.SLIDING)
-        self._census.note(context)
+        self._census.note(context, table.pinned + table.long_term + skip)
         if drop:
             self._slide(table, drop, skip, self._guards.pending(after))
 
@@ -355,7 +355,7 @@ class PageLedger:
         for page in {slot // self._page_tokens for slot in target}:
             if sum(extent.page == page for extent in table.extents) != self._references[page]:
                 raise LedgerError(f"context {context}: a branch shares its long-term tokens; decide on it first")
-        self._census.note(context)
+        self._census.note(context, table.pinned)
         fold = FoldTokens(table.slots.between(start, start + drop).tobytes(), target.tobytes(), first)
         if first:
             self._bring_forward(table, start, keep)
@@ -537,7 +537,6 @@ class PageLedger:
         if self.host is None:
             raise LedgerError(f"{self.spec.name} has no host memory to offload context {context} to")
         moves: list[Move] = []
-        self._census.note(context)
         for extent in self._leaving(table):
             # Both extents of a page leave on one image: the page is not written between the two.
             lease = next((away.lease for away in table.away if away.page == extent.page), None)
@@ -550,6 +549,7 @@ class PageLedger:
             table.slots.cut(len(table.slots) - extent.tokens)
             table.away.insert(0, Away(lease, *extent))
             self._drop([extent], self._guards.pending(fence))
+        self._census.note(context, len(table.slots))
         return moves
 
     def _image(self, table: _Context) -> Lease | None:
@@ -569,7 +569,7 @@ class PageLedger:
         if self.host is None or self.refusal is not None:
             return None
         pages: dict[Lease, int] = {}
-        self._census.note(context)
+        self._census.note(context, len(table.slots))
         pending = self._guards.pending(fence)
         for away in table.away:
             if away.lease in pages:
@@ -627,7 +627,7 @@ class PageLedger:
     def pin(self, context: ContextId) -> None:
         """Everything so far becomes ANCHOR: from now on it is not cut, not slid, and not moved."""
         table = self._resident(context)
-        self._census.note(context)
+        self._census.note(context, table.pinned)
         table.pinned = table.committed = len(table.slots)
         table.runs = []
 
@@ -639,7 +639,6 @@ class PageLedger:
         table = self._context(context)
         if not 0 <= upto <= table.length:
             raise LedgerError(f"context {context} has {table.length} tokens; cannot commit up to {upto}")
-        self._census.note(context)
         start = table.length
         later: list[Run] = []
         while table.runs and start > table.committed:
@@ -647,6 +646,8 @@ class PageLedger:
             start -= later[-1].tokens
         for label, tokens in reversed(later):
             heard = min(max(upto - start, 0), tokens) if label is CacheClass.CURRENT else 0
+            if heard:
+                self._census.note(context, start)
             _extend_runs(table.runs, CacheClass.RECENT, heard)
             _extend_runs(table.runs, label, tokens - heard)
             start += tokens
@@ -712,17 +713,20 @@ class PageLedger:
         if len(table.extents) + len(table.away) + pages > self.pages_max:
             return False
         bound = self.spec.session_slots
-        # Only a page that bears two extents is counted twice here, and there are few of these.
-        at_most = len(table.extents) - self._lent(table) + len(table.away) + pages
-        return not bound or at_most <= bound or self._own_pages(table) + len(table.images) + pages <= bound
+        return not bound or self._pages_at_most(table) + pages <= bound or self._pages_counted(table) + pages <= bound
 
-    def _lent(self, table: _Context) -> int:
-        """Extents on pages of another owner: a prompt by reference is the head of a table, and stays there."""
-        return sum(1 for _ in takewhile(lambda extent: self._owners[extent.page] != table.owner, table.extents))
+    def _pages_at_most(self, table: _Context) -> int:
+        """The same as `_pages_counted`, but for pages that bear two extents: there are few of these, and both count.
 
-    def _own_pages(self, table: _Context) -> int:
-        """Pages of its own owner. O(extents)."""
-        return len({extent.page for extent in table.extents if self._owners[extent.page] == table.owner})
+        A prompt by reference is the head of a table and stays there, so what follows is the owner's own.
+        """
+        lent = sum(1 for _ in takewhile(lambda extent: self._owners[extent.page] != table.owner, table.extents))
+        return len(table.extents) - lent + len(table.away)
+
+    def _pages_counted(self, table: _Context) -> int:
+        """Pages of its own, in the arena and in host memory. O(extents)."""
+        own = {extent.page for extent in table.extents if self._owners[extent.page] == table.owner}
+        return len(own) + len(table.images)
 
     def lies_scattered(self, context: ContextId) -> bool:
         """Whether its resident tokens behind anchors and long-term tokens would take two pages less or more, laid side
@@ -757,16 +761,13 @@ class PageLedger:
 
         Args:    contexts_max: look at so many of the contexts that have changed since the last time, and count the
                  others as they were; None: at all of them.
-        Cost:    O(extents of the contexts that are looked at).
+        Cost:    O(extents that have changed in the contexts that are looked at).
         """
         census = self._census
-        for identity in census.changed(contexts_max):
-            table = self._contexts.get(identity)
-            if table is None:
-                census.tell(identity)
-            else:
-                labels = self._labels(table)
-                census.tell(identity, labels, _labelled_pages(labels, table.extents))
+        for identity, at in census.changed(contexts_max):
+            begin = census.forget(identity, at)
+            if (table := self._contexts.get(identity)) is not None:
+                census.tell(identity, _stretches(table, begin))
         return Usage(
             free=self.free_count,
             retiring=max(0, len(self._owners) - census.pages_count),
@@ -783,7 +784,8 @@ class PageLedger:
         for table in self._contexts.values():
             for label, count in self._labels(table):
                 tokens[label] += count
-            for page, label in _labelled_pages(self._labels(table), table.extents):
+            for page, label, _ in _labelled(self._labels(table), table.extents):
+                assert page is not None  # What has an extent is resident.
                 best[page] = min(best.get(page, label), label, key=LIFE.index)
         pages = {label: list(best.values()).count(label) for label in CacheClass}
         return Usage(
@@ -872,6 +874,8 @@ class PageLedger:
             raise LedgerError(f"context {identity}: its {len(table.slots)} slots are not where its extents say")
         if sum(run.tokens for run in table.runs) + table.pinned != table.length:
             raise LedgerError(f"context {identity}: its {len(table.slots)} tokens and their classes disagree")
+        if not 0 <= self._pages_at_most(table) - self._pages_counted(table) <= _repeated_pages(table):
+            raise LedgerError(f"context {identity}: its pages are counted wrongly")
         if any(extent.end > size or extent.tokens < 1 for extent in table.extents):
             raise LedgerError(f"context {identity} has an extent outside its page")
         current = [run.label is CacheClass.CURRENT for run in table.runs for _ in range(run.tokens)]
@@ -909,6 +913,12 @@ def _trim_extents(extents: list[Extent], tokens: int) -> tuple[list[Extent], int
 def _same_anchors(branch: _Context, trunk: _Context) -> bool:
     """The branch begins with the trunk's anchors."""
     return branch.slots.between(0, trunk.pinned) == trunk.slots.between(0, trunk.pinned)
+
+
+def _repeated_pages(table: _Context) -> int:
+    """Extents, here and in host memory, on a page that bears an earlier one."""
+    pages = len({extent.page for extent in table.extents}) + len(table.images)
+    return len(table.extents) + len(table.away) - pages
 
 
 def _common(left: list[Extent], right: list[Extent]) -> int:
@@ -967,9 +977,46 @@ def _check_leaving(context: ContextId, runs: list[Run], drop: int, how: Eviction
         drop -= tokens
 
 
-def _labelled_pages(runs: list[Run], extents: list[Extent]) -> list[tuple[int, CacheClass]]:
-    """Every (page, class) pair a table has: both lists cover the same tokens, so they are walked together."""
-    pairs: list[tuple[int, CacheClass]] = []
+def _stretches(table: _Context, begin: int) -> list[Stretch]:
+    """What a context holds from token `begin` on. O(runs and extents from there on)."""
+    resident = len(table.slots)
+    found = _labelled(_runs_behind(table, begin), _extents_behind(table.extents, resident - begin))
+    away = table.length - max(begin, resident)
+    return [*found, Stretch(None, CacheClass.LONG_TERM, away)] if away > 0 else found
+
+
+def _runs_behind(table: _Context, begin: int) -> list[Run]:
+    """Classes of the resident tokens from `begin` on."""
+    behind: list[Run] = []
+    away, left = table.away_tokens, len(table.slots) - begin
+    for label, tokens in reversed(table.runs):
+        if left <= 0:
+            break
+        gone = min(away, tokens)
+        away -= gone
+        taken = min(tokens - gone, left)
+        left -= taken
+        behind.append(Run(label, taken))
+    if left > 0:
+        behind.append(Run(CacheClass.ANCHOR, left))
+    return behind[::-1]
+
+
+def _extents_behind(extents: list[Extent], tokens: int) -> list[Extent]:
+    """The last so many tokens; the first extent may be the end of its original."""
+    behind: list[Extent] = []
+    for extent in reversed(extents):
+        if tokens <= 0:
+            break
+        taken = min(extent.tokens, tokens)
+        tokens -= taken
+        behind.append(Extent(extent.page, extent.end - taken, taken))
+    return behind[::-1]
+
+
+def _labelled(runs: list[Run], extents: list[Extent]) -> list[Stretch]:
+    """Stretches of one page and one class. `runs` cover the tokens of `extents`, and perhaps more behind them."""
+    stretches: list[Stretch] = []
     remaining = iter(runs)
     label, left = next(remaining, Run(CacheClass.CURRENT, 0))
     for extent in extents:
@@ -977,8 +1024,9 @@ def _labelled_pages(runs: list[Run], extents: list[Extent]) -> list[tuple[int, C
         while tokens:
             if not left:
                 label, left = next(remaining)
-            pairs.append((extent.page, label))
+                continue
             step = min(tokens, left)
+            stretches.append(Stretch(extent.page, label, step))
             tokens -= step
             left -= step
-    return pairs
+    return stretches
