@@ -20,6 +20,7 @@ from duplexd.clock import thread_time
 from duplexd.engine.dialogue import Context, Exchange
 from duplexd.engine.dialogue import Dialogue as Conversation
 from duplexd.engine.process import load_plan
+from duplexd.errors import LedgerError
 from duplexd.ids import ContextId, FenceId, SessionId, WorkId
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.eviction import GAP_WEIGHT, Candidate, EvictionIndex
@@ -31,6 +32,7 @@ PAGE_TOKENS = 16  #: as the default model's
 CONTEXTS = {"1k": 1024, "8k": 8192, "32k": 32768}  #: tokens of a context
 TURN_TOKENS = 64  #: the contexts are dialogues: what was said and what was heard, in turns of so many tokens
 CUT_TOKENS = 256  #: unheard at the interruption, in every context
+REPLY_TOKENS = 96  #: room that a context keeps for the reply
 APPEND_TOKENS = 16  #: one update of what the person says
 WORD_TOKENS = 4  #: heard at one report of the page
 ROUNDS = 300
@@ -118,6 +120,16 @@ class Dialogue:
         self._ledger.cut(self._context, self._tokens, after=None)
         return took
 
+    def look(self) -> Nanos:
+        """Pages and tokens by class are told again after an update."""
+        self._ledger.usage()
+        self._ledger.append(self._context, APPEND_TOKENS, CacheClass.INGEST)
+        began = thread_time()
+        self._ledger.usage()
+        took = Nanos(thread_time() - began)
+        self._ledger.cut(self._context, self._tokens, after=None)
+        return took
+
     def fork(self) -> Nanos:
         began = thread_time()
         branch = self._ledger.fork(self._context, self._tokens)
@@ -145,6 +157,7 @@ ACTS: dict[str, Callable[[Dialogue], Nanos]] = {
     "cut": Dialogue.cut,
     "append": Dialogue.append,
     "commit": Dialogue.commit,
+    "look": Dialogue.look,
     "fork": Dialogue.fork,
     "drop": Dialogue.drop,
     "promote": Dialogue.promote,
@@ -157,9 +170,9 @@ ACTS: dict[str, Callable[[Dialogue], Nanos]] = {
 def update_figures(*, rounds: int = UPDATES) -> dict[str, Any]:
     """Two more words of the person in dialogues of three lengths: medians in us, the longest over the shortest.
 
-    All that the engine does on its thread for them: the dialogue's tokens, what of them is new, slots for these, and
-    the table for the launch. Only the new tokens are prefilled, whatever the length; but tokens and table are written
-    out whole, so this grows with the context. The default model's contexts end at 1024 tokens.
+    All that the engine does on its thread for them: what the dialogue says, what of it is new, whether a reply would
+    find room behind it, slots for what is new, and the table for the launch. Nothing of it grows with what was said
+    before the turn; only the new tokens are prefilled.
     """
     updates = {name: Update(tokens) for name, tokens in CONTEXTS.items()}
     times: dict[str, list[Nanos]] = {name: [] for name in updates}
@@ -178,9 +191,8 @@ class Update:
     """A dialogue of the word clock and its context; every update is undone."""
 
     def __init__(self, tokens: int) -> None:
-        spec = PartitionSpec(
-            "pages", PartitionKind.PAGES, tokens // PAGE_TOKENS + 64, (FieldSpec("k", (1,)),), PAGE_TOKENS
-        )
+        pages = tokens // PAGE_TOKENS + 64
+        spec = PartitionSpec("pages", PartitionKind.PAGES, pages, (FieldSpec("k", (1,)),), PAGE_TOKENS, pages)
         dialect = load_plan("clock", {"face": "none"}).dialect
         said = Exchange("", "", tuple(range(1000, 1000 + TURN_TOKENS)))
         self._dialogue = Conversation(dialect, exchanges=[said] * (tokens // TURN_TOKENS))
@@ -188,12 +200,17 @@ class Update:
         ledger = PageLedger(spec)
         self._context = Context(ledger, ledger.open(SessionId(1)), ())
         self._work = 0
+        self._tokens_max = tokens + TURN_TOKENS
         self._launch()
         self.fed = 0
 
     def _launch(self) -> int:
         self._work += 1
-        self._context.follow(self._dialogue.tokens())
+        if self._dialogue.length > self._tokens_max:
+            raise LedgerError("the bench's dialogue has outgrown its context")
+        self._context.follow_dialogue(self._dialogue)
+        if not self._context.may_grow(REPLY_TOKENS):
+            raise LedgerError("the bench's context has no room for a reply")
         feed = self._context.launch(WorkId(self._work), steps=0, feed_max=1 << 20)
         self._context.land(WorkId(self._work), ())
         return len(feed.tokens)
@@ -204,7 +221,7 @@ class Update:
         self.fed = self._launch()
         took = Nanos(thread_time() - began)
         self._dialogue.say("one")
-        self._context.follow(self._dialogue.tokens())
+        self._context.follow_dialogue(self._dialogue)
         return took
 
 

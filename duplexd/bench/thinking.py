@@ -100,7 +100,7 @@ class Mind:
             works.append(WorkId(self._work))
             feed = context.launch(works[-1], steps=steps, feed_max=64)
             self.fed += len(feed.tokens)
-            jobs.append(self._job(feed.slots, feed.past, feed.tokens, feed.steps))
+            jobs.append(self._job(feed.pieces, feed.past, feed.tokens, feed.steps))
         tokens = []
         for context, work, result in zip(contexts, works, self.thinker.run(jobs, None), strict=True):
             if isinstance(result, Failed):
@@ -110,8 +110,8 @@ class Mind:
             tokens.append(result.tokens)
         return tokens
 
-    def _job(self, slots: bytes, past: int, feed: tuple[int, ...], steps: int) -> ThinkJob:
-        return ThinkJob(SessionId(1), Epoch(0), ChunkId(0), ConditionVersion(0), slots, past, feed, steps)
+    def _job(self, pieces: tuple[bytes, ...], past: int, feed: tuple[int, ...], steps: int) -> ThinkJob:
+        return ThinkJob(SessionId(1), Epoch(0), ChunkId(0), ConditionVersion(0), pieces, past, feed, steps)
 
     def offload(self, context: Context) -> None:
         self._work += 1

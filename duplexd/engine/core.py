@@ -80,7 +80,7 @@ from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks, ms_from_
 PROGRESS_EVERY = Nanos(100 * NANOS_PER_MS)
 METRICS_EVERY = Nanos(NANOS_PER_SECOND)
 PAGES_A_STEP = 4  #: what one think step takes beside its feed: the tokens it decodes, one page begun by a cut
-CONTEXTS_A_LOOK = 8  #: whose pages are counted again at one look, ten looks a second: 0.07 ms for each of 60 pages
+CONTEXTS_A_LOOK = 8  #: whose pages are counted again at one look, ten looks a second: 0.07 ms for 60 new pages
 SESSIONS_LISTED_MAX = 32  #: sessions whose bytes are told one by one: those that hold most
 RIDERS_LOOKED_AT = 4  #: offers looked at for each row that is free: a launch does not search a thousand for one rider
 STARVED_AFTER = Nanos(NANOS_PER_SECOND)  #: work that was ready and found no lane for so long
@@ -718,7 +718,7 @@ class EngineCore:
             epoch=Epoch(0),
             chunk=ChunkId(0),
             condition=ConditionVersion(0),
-            slots=feed.slots,
+            pieces=feed.pieces,
             past=feed.past,
             feed=feed.tokens,
             steps=0,
@@ -879,6 +879,7 @@ class EngineCore:
         values |= {
             "protections_refused": float(index.protections_refused),
             "protected_bytes": float(index.protected_bytes),
+            "eviction_choices": float(self.residency.choices_count),
         }
         values["bytes_long_term"] += (
             values["pages_away"] * usage.page_bytes
@@ -894,6 +895,12 @@ class EngineCore:
         values["heard_ms_total"] = ms_from_ticks(self._ended_heard + heard)
         values["wasted_ms_total"] = ms_from_ticks(self._ended_wasted + discarded)
         return Metrics(values, tuple(listed))
+
+    def measured(self) -> dict[str, float]:
+        """Times of its own decisions, by the machine's clock. They are no part of what it says, or a replay of its
+        trace would say something else: a live world adds them to the figures it passes on.
+        """
+        return {"eviction_choice_us": self.residency.choices_took / 1000}
 
     def _face_values(self, own: FaceStores) -> dict[str, float]:
         """Counters of frames stand among the monitor's own; here is what faces hold, and how good they are."""

@@ -4,13 +4,17 @@
    is cut.
 2. A context is a block table over arena pages; the core decides every append and every cut, so that it can name the
    fence behind which a page becomes free.
-3. Words spoken over a reply go to a branch forked at the last heard token (DESIGN §6): `advance` makes the branch the
+3. What one more word costs does not grow with the conversation: all before the open turn is one value, made when a turn
+   closes, and whoever has it already looks at the open turn alone.
+4. Words spoken over a reply go to a branch forked at the last heard token (DESIGN §6): `advance` makes the branch the
    trunk, `resume` drops it; its words follow the reply then, as a turn that nobody answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from itertools import chain
 
 import msgspec
 
@@ -18,6 +22,7 @@ from duplexd.engine.utterance import join, newest
 from duplexd.errors import ArenaFull
 from duplexd.ids import ContextId, FenceId, WorkId
 from duplexd.memory.classes import CacheClass
+from duplexd.memory.guards import After
 from duplexd.memory.pages import FoldTokens, Move, PageLedger
 from duplexd.messages import PastTurn
 from duplexd.streams.graph import Dialect
@@ -62,7 +67,7 @@ class Dialogue:
         self.anchor = tuple(dialect.anchor())
         self.instructions = instructions  #: of the client, behind the model's own anchor
         self._instructed = self._instruction(instructions)
-        self.exchanges: list[Exchange] = list(exchanges)
+        self.exchanges: tuple[Exchange, ...] = tuple(exchanges)  #: replaced, never changed: see `closed`
         self.long_term = long_term  #: tokens behind the anchor that what slid out was folded into
         self.in_view = in_view  #: the person, as it is now; told between turns
         self.user = ""  #: words of the open turn
@@ -70,6 +75,7 @@ class Dialogue:
         self.replying = False
         self.reply: list[int] = []  #: tokens of the open reply
         self._overheard = ""  #: words over the open reply; they stand behind it once it is over
+        self._closed: _Closed | None = None
 
     # the person ----------------------------------------------------------------------------------------------------
 
@@ -82,15 +88,14 @@ class Dialogue:
         """Only what has changed since it was told last: somebody who came and went unspoken to was not there."""
         if self.user_open or self.replying:
             return False
-        before = list(self.exchanges)
-        if self.exchanges and self.exchanges[-1].sight is not None:
-            self.exchanges.pop()
-        if self._told_in_view() != self.in_view and (tokens := self._dialect.sight(present=self.in_view)):
-            self.exchanges.append(Exchange("", "", tuple(tokens), sight=self.in_view))
-        return self.exchanges != before
-
-    def _told_in_view(self) -> bool:
-        return next((e.sight for e in reversed(self.exchanges) if e.sight is not None), False)
+        before = self.exchanges
+        exchanges = before[:-1] if before and before[-1].sight is not None else before
+        if _told_in_view(exchanges) != self.in_view and (tokens := self._dialect.sight(present=self.in_view)):
+            exchanges = (*exchanges, Exchange("", "", tuple(tokens), sight=self.in_view))
+        if exchanges == before:
+            return False
+        self.exchanges = exchanges
+        return True
 
     def say(self, words: str) -> None:
         """The words of the open turn are these; opens a turn if none is."""
@@ -123,13 +128,16 @@ class Dialogue:
             return
         tokens = [*self._user_tokens(), *self._dialect.close_user_open_reply(), *self.reply[:kept]]
         tokens += self._dialect.close_reply()
-        self.exchanges.append(Exchange(self.user, text, tuple(tokens), response))
+        self._add(Exchange(self.user, text, tuple(tokens), response))
         self.user, self.user_open, self.reply = "", False, []
         if overheard:
             tokens = [*self._dialect.open_user(), *self._dialect.words(overheard, first=True)]
             tokens += self._dialect.close_reply()
-            self.exchanges.append(Exchange(overheard, "", tuple(tokens), overheard=True))
+            self._add(Exchange(overheard, "", tuple(tokens), overheard=True))
         self._tell_sight()
+
+    def _add(self, exchange: Exchange) -> None:
+        self.exchanges = (*self.exchanges, exchange)
 
     # the client ----------------------------------------------------------------------------------------------------
 
@@ -153,10 +161,10 @@ class Dialogue:
     def recast(self, turns: Sequence[PastTurn]) -> None:
         """The closed exchanges are these; those the two have in common keep their tokens, and so their keys."""
         kept = 0
-        self.exchanges = [exchange for exchange in self.exchanges if exchange.is_turn]
-        while kept < min(len(turns), len(self.exchanges)) and _says(self.exchanges[kept], turns[kept]):
+        told = [exchange for exchange in self.exchanges if exchange.is_turn]
+        while kept < min(len(turns), len(told)) and _says(told[kept], turns[kept]):
             kept += 1
-        self.exchanges[kept:] = [self._told(turn.user, turn.reply) for turn in turns[kept:]]
+        self.exchanges = (*told[:kept], *(self._told(turn.user, turn.reply) for turn in turns[kept:]))
         self._tell_sight()
 
     def _told(self, user: str, reply: str) -> Exchange:
@@ -173,23 +181,21 @@ class Dialogue:
         index = next((i for i, e in enumerate(self.exchanges) if e.response == response), None)
         if index is None:
             return self._remember(response, user, tokens, text)
-        exchange = self.exchanges[index]
+        exchange, later = self.exchanges[index], list(self.exchanges[index + 1 :])
         if tokens:
-            self.exchanges[index] = self._said(exchange.user, response, tokens, text)
-            return True
-        del self.exchanges[index]
-        after = next((i for i, e in enumerate(self.exchanges) if i >= index and e.is_turn), None)
-        if after is not None:
-            self.exchanges[after] = self._rejoined(exchange.user, self.exchanges[after])
+            later.insert(0, self._said(exchange.user, response, tokens, text))
+        elif (after := next((i for i, e in enumerate(later) if e.is_turn), None)) is not None:
+            later[after] = self._rejoined(exchange.user, later[after])
         else:
             self.say(f"{exchange.user} {self.user}".strip())
+        self.exchanges = (*self.exchanges[:index], *later)
         return True
 
     def _remember(self, response: int, user: str, tokens: Sequence[int], text: str) -> bool:
         """Of this reply nothing was thought to be heard, so its turn is open still; and something was heard."""
         if not tokens or self.replying or not self.user_open or not self.user.startswith(user):
             return False
-        self.exchanges.append(self._said(user, response, tokens, text))
+        self._add(self._said(user, response, tokens, text))
         self.user = self.user[len(user) :].strip()
         self.user_open = bool(self.user)
         return True
@@ -221,14 +227,40 @@ class Dialogue:
     # tokens --------------------------------------------------------------------------------------------------------
 
     def tokens(self) -> list[int]:
-        tokens = [*self.anchor, *[LONG_TERM] * self.long_term, *self._instructed]
-        for exchange in self.exchanges:
-            tokens += exchange.tokens
-        tokens += self._user_tokens()
+        """All of them. O(conversation)."""
+        return [*self.closed, *self.open_tokens()]
+
+    @property
+    def closed(self) -> tuple[int, ...]:
+        """Tokens before the open turn: the same object until they change. O(conversation) when they have, else O(1)."""
+        return self._close().tokens
+
+    def _close(self) -> _Closed:
+        known = self._closed
+        # Values that are replaced and never changed are told apart by who they are, not by what is in them.
+        if (
+            known is None
+            or known.exchanges is not self.exchanges
+            or known.instructed is not self._instructed
+            or known.long_term != self.long_term
+        ):
+            said = chain.from_iterable(exchange.tokens for exchange in self.exchanges)
+            tokens = (*self.anchor, *[LONG_TERM] * self.long_term, *self._instructed, *said)
+            known = self._closed = _Closed(self.exchanges, self._instructed, self.long_term, tokens)
+        return known
+
+    def open_tokens(self) -> list[int]:
+        """Tokens of the open turn and the open reply, which follow `closed`."""
+        tokens = self._user_tokens()
         if self.replying:
             tokens += self._dialect.close_user_open_reply()
             tokens += self.reply
         return tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens of all. O(open turn)."""
+        return len(self.closed) + len(self.open_tokens())
 
     def _user_tokens(self) -> list[int]:
         if not self.user_open:
@@ -253,13 +285,11 @@ class Dialogue:
 
     def past(self) -> Dialogue:
         """What is closed of it: the instructions, the exchanges and what those before them were folded into."""
-        return Dialogue(
-            self._dialect,
-            exchanges=self.exchanges,
-            long_term=self.long_term,
-            instructions=self.instructions,
-            in_view=self.in_view,
-        )
+        self._close()  # One value for both: a branch that is told of such a past again knows it.
+        past = copy(self)
+        past.user, past.user_open, past.replying, past.reply = "", False, False, []
+        past._overheard = ""
+        return past
 
     def slide(self, at_least: int = 1) -> int:
         """Forget the oldest exchanges, until so many tokens have gone or none is left. Returns how many have gone."""
@@ -267,8 +297,21 @@ class Dialogue:
         while gone < at_least and count < len(self.exchanges):
             gone += len(self.exchanges[count].tokens)
             count += 1
-        del self.exchanges[:count]
+        self.exchanges = self.exchanges[count:]
         return gone
+
+
+class _Closed(msgspec.Struct, frozen=True):
+    """What is closed of a dialogue, and what it was made of."""
+
+    exchanges: tuple[Exchange, ...]
+    instructed: tuple[int, ...]
+    long_term: int
+    tokens: tuple[int, ...]
+
+
+def _told_in_view(exchanges: Sequence[Exchange]) -> bool:
+    return next((e.sight for e in reversed(exchanges) if e.sight is not None), False)
 
 
 def _says(exchange: Exchange, turn: PastTurn) -> bool:
@@ -278,7 +321,7 @@ def _says(exchange: Exchange, turn: PastTurn) -> bool:
 class Feed(msgspec.Struct, frozen=True):
     """One launch on a context: what to append and where everything lies."""
 
-    slots: bytes
+    pieces: tuple[bytes, ...]  #: of the table, as the ledger gives them (`PageLedger.slot_pieces`)
     past: int
     tokens: tuple[int, ...]
     steps: int
@@ -293,6 +336,8 @@ class Context:
         self.id = context
         self.ids: list[int] = list(ids)  #: tokens whose keys are in the arena or being written
         self.want: list[int] = list(ids)
+        self._head: tuple[int, ...] = ()  #: `want` begins with these; the value it was told of, not a copy
+        self._agreed = len(self.ids)  #: so many of the first `ids` are known to be those of `want`
         self.flight: WorkId | None = None
         self.moving: WorkId | None = None  #: a copy between the arena and host memory under way
         self._reserved = 0
@@ -300,12 +345,26 @@ class Context:
         self._past = len(self.ids)  #: tokens before the flight
         self._folds: list[FoldTokens] = []  #: for the next launch to carry out
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """The context shall hold `tokens`; keys past the common prefix are cut behind the fence of the flight."""
-        kept = common_prefix(self.ids, tokens)
-        self.want = list(tokens)
-        if kept < len(self.ids):
-            self._forget(kept)
+    def follow_dialogue(self, dialogue: Dialogue) -> None:
+        """The context shall hold what the dialogue says. Cost: O(open turn); O(conversation) when a turn has closed."""
+        self.follow(dialogue.open_tokens(), head=dialogue.closed)
+
+    def follow(self, tokens: Sequence[int], *, head: tuple[int, ...] = ()) -> None:
+        """The context shall hold `head` and then `tokens`; keys past the common prefix are cut behind the fence of the
+        flight.
+
+        Args:    head: the very value of the last time (not an equal one) is not read again.
+        """
+        if head is self._head:
+            self._agreed = min(self._agreed, len(head))
+            self.want[len(head) :] = tokens
+        else:
+            self._head, self._agreed = head, 0
+            self.want = [*head, *tokens]
+        start = self._agreed
+        self._agreed = start + common_prefix(self.ids[start:], self.want[start : len(self.ids)])
+        if self._agreed < len(self.ids):
+            self._forget(self._agreed)
 
     @property
     def fences(self) -> tuple[FenceId, ...]:
@@ -351,8 +410,7 @@ class Context:
         Decoding needs a token to begin with: when none is new (a reply is begun anew), the newest is fed again.
         """
         if steps and not self.behind:
-            self._pages.cut(self.id, len(self.ids) - 1, after=self.fences)
-            self.ids.pop()
+            self._drop(len(self.ids) - 1, after=self.fences)
         feed = tuple(self.want[len(self.ids) : len(self.ids) + feed_max])
         steps = steps if len(self.ids) + len(feed) == len(self.want) else 0
         room = max(0, steps - 1)
@@ -364,7 +422,7 @@ class Context:
         self.flight, self._reserved = work, room
         folds, self._folds = tuple(self._folds), []
         self._pages.rename_fence(self._next_launch, FenceId(work))
-        return Feed(slots=self._pages.slots(self.id), past=past, tokens=feed, steps=steps, folds=folds)
+        return Feed(pieces=self._pages.slot_pieces(self.id), past=past, tokens=feed, steps=steps, folds=folds)
 
     def _append(self, tokens: int, label: CacheClass) -> bool:
         if self._pages.append(self.id, tokens, label):
@@ -394,9 +452,7 @@ class Context:
         """The flight failed: what it should have written was not, so none of it stays."""
         if work == self.flight:
             self.flight, self._reserved = None, 0
-            kept = min(self._past, len(self.ids))
-            self._pages.cut(self.id, kept, after=None)
-            del self.ids[kept:]
+            self._drop(min(self._past, len(self.ids)), after=None)
 
     def offload(self, work: WorkId, *, pages_max: int) -> list[Move]:
         """Let the last pages leave under a copy named `work`; none while something else is under way or waits."""
@@ -421,8 +477,7 @@ class Context:
             return
         self.moving = None
         if lost and self._resident < len(self.ids):
-            self._pages.cut(self.id, self._resident, after=None)
-            del self.ids[self._resident :]
+            self._drop(self._resident, after=None)
 
     def commit(self, upto: int) -> None:
         """Tokens below `upto` were heard or said: CURRENT -> RECENT."""
@@ -460,7 +515,7 @@ class Context:
             # What was compressed is away itself. It is given up, and what is wanted is prefilled anew.
             self._forget(anchor)
             self.want = [token for token in self.want if token != LONG_TERM]
-            del self.want[anchor + skip : anchor + skip + drop]
+            self._want_without(anchor + skip, drop)
             return 0
         held = max(0, min(drop, len(self.ids) - start))
         if held:
@@ -469,7 +524,7 @@ class Context:
                 return self._compress(anchor, held, drop, skip=skip, keep=keep)
             self._pages.slide(self.id, held, skip=skip, after=self.fences)
             self._slid(start, held)
-        del self.want[start : start + drop]
+        self._want_without(start, drop)
         return self.long_term
 
     def _compress(self, anchor: int, held: int, drop: int, *, skip: int, keep: int) -> int:
@@ -478,11 +533,16 @@ class Context:
         fences = (*self.fences, self._next_launch)
         self._folds.append(self._pages.compress(self.id, held, keep=keep, skip=skip, after=fences))
         self._slid(start, held)
-        del self.want[start : start + drop]
+        self._want_without(start, drop)
         self.ids[anchor:anchor] = self.want[anchor:anchor] = made
         self._past += len(made)
         self._resident += len(made)
         return keep
+
+    def _want_without(self, start: int, drop: int) -> None:
+        """So many tokens from `start` on are wanted no more. Whatever was agreed is looked at again."""
+        del self.want[start : start + drop]
+        self._head, self._agreed = (), 0
 
     def _slid(self, start: int, held: int) -> None:
         del self.ids[start : start + held]
@@ -499,9 +559,13 @@ class Context:
         return True
 
     def _forget(self, at: int) -> None:
-        self._pages.cut(self.id, at, after=self.fences)
-        del self.ids[at:]
+        self._drop(at, after=self.fences)
         self._reserved = 0
+
+    def _drop(self, at: int, *, after: After) -> None:
+        self._pages.cut(self.id, at, after=after)
+        del self.ids[at:]
+        self._agreed = min(self._agreed, at)
 
     @property
     def long_term(self) -> int:

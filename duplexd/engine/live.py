@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import select
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from duplexd import clock
@@ -18,15 +19,21 @@ from duplexd.units import NANOS_PER_MS, Nanos
 
 IDLE_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
 
+Measured = Callable[[], Mapping[str, float]]
+
 log = logging.getLogger("duplexd.engine")
 
 
 class LiveWorld:
-    """Waits for packets and completions at once. Ends when the front end is gone."""
+    """Waits for packets and completions at once. Ends when the front end is gone.
 
-    def __init__(self, channel: Channel, executor: Executor) -> None:
+    Args:    measured: figures of the machine's time, which go out beside those of the core.
+    """
+
+    def __init__(self, channel: Channel, executor: Executor, measured: Measured = dict) -> None:
         self._channel = channel
         self._executor = executor
+        self._measured = measured
         self._events: deque[Any] = deque()
         self._ended = False
         self._poll = select.poll()
@@ -74,6 +81,8 @@ class LiveWorld:
             log.warning("session %d: response %d failed: %s", command.session, command.response, command.reason)
         if isinstance(command, Progress | Metrics) and self._channel.wants_write:
             return  # The front end lags; the next figure says it better, and what must not be lost keeps its room.
+        if isinstance(command, Metrics):
+            command = Metrics({**command.values, **self._measured()}, command.sessions)
         try:
             self._channel.send(pack(command))
         except ChannelClosed:

@@ -23,7 +23,7 @@ from duplexd.engine.governor import LEVELS, Fidelity, Governor, levels_down_to
 from duplexd.engine.live import LiveWorld
 from duplexd.engine.loop import Core, drive
 from duplexd.engine.policy import policy_of
-from duplexd.engine.residency import Residency
+from duplexd.engine.residency import Residency, ThreadTime, nothing_measured
 from duplexd.engine.speculation import SpeculationTunables
 from duplexd.engine.stores import PAGES, Stores
 from duplexd.engine.trace import TracedCore, TraceWriter, header_of
@@ -204,6 +204,7 @@ def residency_of(
     sessions_max: int,
     cores: int | None,
     least: Fidelity = LEVELS[-1],
+    thread_time: ThreadTime = nothing_measured,
 ) -> Residency:
     pages = layout.partitions[PAGES]
     page_us = mover.cost.per_unit_us if mover is not None else 0
@@ -214,6 +215,7 @@ def residency_of(
         pages=pages.count - pages.shared_slots,
         bytes_per_second=pages.slot_bytes * 1_000_000 // page_us if page_us else 0,
         session_pages=pages.session_slots,
+        thread_time=thread_time,
     )
 
 
@@ -240,19 +242,23 @@ def core_of(
     cores: int | None = None,
     copy_bytes_per_second: float = BANDWIDTH,
     freed: Freed | None = None,
+    thread_time: ThreadTime = nothing_measured,
 ) -> EngineCore:
     """The core of an engine.
 
     Args:    cores: that its lanes share; None in a world whose lanes do not.
              copy_bytes_per_second: what the copy lane is taken to carry, where pages leave for host memory.
              freed: told of slots of the arena at the moment they may be handed out again.
+             thread_time: what the core measures itself with (`EngineCore.measured`); nothing is decided by it.
     """
     _check_pictures(config, plan)
     host = host_of(layout, config.sessions_max)
     mover = None if host is None else mover_spec(layout.partitions[PAGES], bandwidth=copy_bytes_per_second)
     levels = levels_down_to(config.face_least)
     least = levels[-1]
-    residency = residency_of(plan, layout, mover, sessions_max=config.sessions_max, cores=cores, least=least)
+    residency = residency_of(
+        plan, layout, mover, sessions_max=config.sessions_max, cores=cores, least=least, thread_time=thread_time
+    )
     return EngineCore(
         plan=plan,
         stores=stores_of(
@@ -343,10 +349,10 @@ def run(config: EngineConfig, channel: Channel, media: SharedMedia) -> None:
     executor.open()
     try:
         executor.load(Arena(layout, config.device), within=LOAD_WITHIN)
-        engine = core_of(config, plan, layout, cores=cores)
+        engine = core_of(config, plan, layout, cores=cores, thread_time=clock.thread_time)
         log.info("%s", engine.describe_admission())
         core: Core = engine
-        drive(core if writer is None else TracedCore(core, writer), LiveWorld(channel, executor))
+        drive(core if writer is None else TracedCore(core, writer), LiveWorld(channel, executor, engine.measured))
     finally:
         if writer is not None:
             writer.close()

@@ -8,13 +8,19 @@
    that two who are short at once do not both drive somebody out.
 5. Whoever stands in line is protected as far as pages reach beyond the places. The others in line give pages when
    nobody rests, the last in line first: a place is a promise, a stand in line is none.
-6. How fast copies are and how long a voice lasts before the thinker needs its memory is measured; until then it is as
+6. Whoever is chosen has been heard to the end, so T_play is 0 here. A session whose reply is thought and still plays
+   keeps its place, and giving it up would help nobody: places are counted so that pages suffice for all who have one
+   (1), so that none of these is ever asked for pages; what nobody has heard is CURRENT, which dies with its epoch and
+   does not leave (`classes.py`); a place is lane time as well, and what plays is still being talked and rendered; and
+   whoever interrupts needs the memory at that moment, in a place that others would have by then. A policy that gives
+   places back earlier finds the index right for it: it counts T_play, and its tests and `bench memory` use it.
+7. How fast copies are and how long a voice lasts before the thinker needs its memory is measured; until then it is as
    declared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -32,6 +38,15 @@ PRELOAD_MARGIN = Nanos(10 * NANOS_PER_MS)
 FIRST_WORDS_PRIOR = Nanos(600 * NANOS_PER_MS)
 #: The newest measurement has this share of an average, as a divisor.
 WEIGHT = 8
+
+
+#: Processor time of the calling thread, to measure with and never to decide by.
+ThreadTime = Callable[[], Nanos]
+
+
+def nothing_measured() -> Nanos:
+    """Thread time of a world that measures none of its own: simulations and replays."""
+    return Nanos(0)
 
 
 class CopyPace:
@@ -80,6 +95,7 @@ class Residency:
              page_bytes: of one page; pages: how many the arena has for sessions.
              bytes_per_second: what the copy lane carries, declared by its cost model.
              session_pages: of a whole context; 0: of an equal share of the pages.
+             thread_time: what the time of choosing is measured with.
     """
 
     def __init__(
@@ -91,10 +107,14 @@ class Residency:
         pages: int,
         bytes_per_second: int,
         session_pages: int = 0,
+        thread_time: ThreadTime = nothing_measured,
     ) -> None:
         self.places = places
+        self.choices_count = 0  #: times that somebody was looked for whose pages leave
+        self.choices_took = Nanos(0)  #: and how long that took in all
         self.page_bytes = page_bytes
         self._pages = pages
+        self._thread_time = thread_time
         self._session_pages = session_pages or pages // places.count
         self.index = EvictionIndex(
             reply_prior=REPLY_PRIOR, protected_bytes_max=self._beyond_places(), sessions_max=sessions_max
@@ -191,7 +211,13 @@ class Residency:
 
     def choose(self, pages_short: int, now: Nanos) -> Sequence[Candidate]:
         """Whose pages should leave so that so many become free, farthest next use first."""
-        return self.index.choose(pages_short * self.page_bytes, now) if pages_short > 0 else ()
+        if pages_short <= 0:
+            return ()
+        began = self._thread_time()
+        chosen = self.index.choose(pages_short * self.page_bytes, now)
+        self.choices_took = Nanos(self.choices_took + self._thread_time() - began)
+        self.choices_count += 1
+        return chosen
 
     def in_line_unprotected(self) -> Sequence[SessionId]:
         """Who stands in line and may have to give pages, the last one first."""

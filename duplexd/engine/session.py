@@ -758,9 +758,8 @@ class Session:
             carried = contest.dialogue.user if contest.dialogue.user_open else ""
             preview = contest.dialogue.past()
             preview.say(join(carried, stable))
-            tokens = preview.tokens()
-            if len(tokens) <= self._tokens_max:  # Beyond it the words wait: room is made when the turn is taken.
-                contest.branch.follow(tokens)
+            if preview.length <= self._tokens_max:  # Beyond it the words wait: room is made when the turn is taken.
+                contest.branch.follow_dialogue(preview)
         elif self.reply is None and stable:
             self.dialogue.say(join(self._reopened_text, stable))
             self._make_room()
@@ -963,7 +962,7 @@ class Session:
         """From here on the reply exists for the person: it is announced, and will end exactly once."""
         self._response += 1
         reply.accept(ResponseId(self._response), self.turn, ended_at=ended_at, now=now)
-        reply.context_tokens = len(self.dialogue.tokens()) - len(reply.tokens)
+        reply.context_tokens = self.dialogue.length - len(reply.tokens)
         reply.cached_tokens = min(len(self.context.ids), reply.context_tokens)
         self.reply = reply
         self._emit_response()
@@ -983,7 +982,7 @@ class Session:
     @property
     def _surplus(self) -> int:
         """Tokens by which what stands before the reply takes the room that a reply needs."""
-        return len(self.dialogue.tokens()) - len(self.dialogue.reply) - self._tokens_max
+        return self.dialogue.length - len(self.dialogue.reply) - self._tokens_max
 
     @property
     def _short_of_pages(self) -> bool:
@@ -1000,7 +999,7 @@ class Session:
         # A guess supposes a dialogue that is about to change. So does a branch: its words wait as text.
         self._drop_speculation()
         self._drop_branch()
-        self.context.follow(self.dialogue.tokens())
+        self.context.follow_dialogue(self.dialogue)
         self.dialogue.long_term = self.context.slide(
             len(self.dialogue.anchor),
             self.dialogue.slide(at_least),
@@ -1085,7 +1084,7 @@ class Session:
         heard = reply.heard_by(self.timeline.heard)
         if heard > reply.words_heard:
             reply.words_heard = heard
-            kept = len(self.dialogue.tokens()) - len(self.dialogue.reply) + reply.tokens_of_words(heard)
+            kept = self.dialogue.length - len(self.dialogue.reply) + reply.tokens_of_words(heard)
             self.context.commit(kept)
             self._emit_history(reply, heard, final=False)
         self._complete_if_over(now)
@@ -1100,7 +1099,7 @@ class Session:
             self._monitor.count("empty_replies")
             reply.think_again(avoid=self._plan.dialect.stop)
             self.dialogue.reply = []
-            self.context.follow(self.dialogue.tokens())
+            self.context.follow_dialogue(self.dialogue)
             return
         if self.timeline.published < reply.planned_until or self.timeline.reported < self.timeline.published:
             return
@@ -1153,7 +1152,7 @@ class Session:
             self.dialogue.say(self._reopened_text)
         if words:
             self.dialogue.say(join(self._reopened_text, words))
-        self.context.follow(self.dialogue.tokens())
+        self.context.follow_dialogue(self.dialogue)
         if longer:
             self._make_room()  # It may be longer than what was thought, or what was overheard stands behind it.
         self.context.commit(len(self.context.ids))
@@ -1183,7 +1182,7 @@ class Session:
         self._end_reply(reply, heard, now=now)
         if self._reopened():
             self.dialogue.forget_turn()
-            self.context.follow(self.dialogue.tokens())
+            self.context.follow_dialogue(self.dialogue)
         self._monitor.count("responses_failed")
 
     # Speculation ---------------------------------------------------------------------------------------------------
@@ -1200,7 +1199,7 @@ class Session:
 
     def _follow(self) -> None:
         """The context shall hold that dialogue; what it holds already stays."""
-        self.context.follow(self._supposed.tokens())
+        self.context.follow_dialogue(self._supposed)
 
     def _speculate(self, now: Nanos) -> None:
         """Begin, keep or drop the reply to a turn that may be over; called when something about the turn changed."""
@@ -1225,7 +1224,7 @@ class Session:
 
     def _begin_speculation(self, utterance: Utterance, text: str, now: Nanos) -> None:
         dialogue = self.dialogue.supposing(text)
-        if len(dialogue.tokens()) > self._tokens_max:
+        if dialogue.length > self._tokens_max:
             self._speculations_left = 0  # Room is made, by forgetting, only for a turn that has ended.
             self._monitor.count("speculations_without_room")
             return
@@ -1823,7 +1822,7 @@ class Session:
             return None, None
         job = ThinkJob(
             **self._who(),
-            slots=feed.slots,
+            pieces=feed.pieces,
             past=feed.past,
             feed=feed.tokens,
             steps=feed.steps,
@@ -1971,7 +1970,7 @@ class Session:
             self._drop_speculation()  # It supposes the memory that is gone.
             self.dialogue.long_term = 0
             self._monitor.count("long_term_lost")
-            self.context.follow(self.dialogue.tokens())
+            self.context.follow_dialogue(self.dialogue)
 
     def orphan(self, fact: StageFinished | StageFailed) -> bool:
         """Work that came back after the close: its slots go home. True when nothing more is to come."""

@@ -38,7 +38,7 @@ from duplexd.streams.stage import Job, Result
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos
 
 MAGIC = b"duplexd-trace\n"
-FORMAT = 1
+FORMAT = 2
 WRITE_EVERY = Nanos(250 * NANOS_PER_MS)
 PENDING_MAX = 8 << 20  #: encoded bytes that may wait for the disk
 BLOCK_MAX = 64 << 20  #: a longer block is not read: the file is damaged

@@ -1,7 +1,7 @@
 """The census of a page ledger: pages and tokens by class, kept as contexts change.
 
-1. Whoever changes a context says so; what it holds is looked at again when somebody asks. So figures cost as much as
-   has changed since, not as much as there is.
+1. Whoever changes a context says from which token on; what it holds from there is looked at again when somebody asks.
+   So figures cost as much as has changed since, not as much as there is.
 2. A page counts once, for the class of the longest-lived token on it, over all contexts that refer to it.
 3. The ledger's own `check` holds the census to a count of everything.
 """
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from duplexd.ids import ContextId
 from duplexd.memory.classes import CacheClass
@@ -17,90 +18,114 @@ from duplexd.memory.classes import CacheClass
 LIFE = (CacheClass.ANCHOR, CacheClass.LONG_TERM, CacheClass.RECENT, CacheClass.INGEST, CacheClass.CURRENT)
 _RANK = {label: rank for rank, label in enumerate(LIFE)}
 
-#: What one context holds: (its tokens by class, the class of each of its pages).
-_Held = tuple[dict[CacheClass, int], dict[int, CacheClass]]
-_NOTHING: _Held = ({}, {})
+
+class Stretch(NamedTuple):
+    """Neighbouring tokens of one context, of one class and on one page."""
+
+    page: int | None  #: None: they are offloaded
+    label: CacheClass
+    tokens: int
+
+
+class _Held:
+    """What one context held when it was looked at last, oldest first."""
+
+    __slots__ = ("stretches", "tokens")
+
+    def __init__(self) -> None:
+        self.stretches: list[Stretch] = []
+        self.tokens = 0
+
+
+class _Page:
+    """Who refers to one page, and as what."""
+
+    __slots__ = ("contexts", "counts")
+
+    def __init__(self) -> None:
+        self.contexts: dict[ContextId, int] = {}  # stretches of each that lie on it
+        self.counts = [0] * len(LIFE)  # stretches of each class
 
 
 class Census:
     """Counts over contexts; it reads no ledger, whoever has one tells it."""
 
     def __init__(self) -> None:
-        self._changed: dict[ContextId, None] = {}
+        self._changed: dict[ContextId, int] = {}  # the first token that may have changed
         self._held: dict[ContextId, _Held] = {}
-        self._contexts: dict[int, list[int]] = {}  # by page: how many contexts refer to it as each class of `LIFE`
+        self._pages: dict[int, _Page] = {}
         self.tokens = dict.fromkeys(CacheClass, 0)
         self.pages = dict.fromkeys(CacheClass, 0)
         self.shared_count = 0  #: pages that more than one context refers to
 
-    def note(self, context: ContextId) -> None:
-        """It has changed, or was opened."""
-        self._changed[context] = None
+    def note(self, context: ContextId, at: int) -> None:
+        """It has changed from its token `at` on, or was opened (0)."""
+        self._changed[context] = min(at, self._changed.get(context, at))
 
     def note_gone(self, context: ContextId) -> None:
         """It is open no more. One that was never looked at leaves nothing behind."""
         if context in self._held:
-            self._changed[context] = None
+            self._changed[context] = 0
         else:
             self._changed.pop(context, None)
 
-    def changed(self, count_max: int | None = None) -> list[ContextId]:
-        """Contexts to look at, those that have waited longest first; each is due to be told by `tell`."""
-        taken = list(self._changed)[:count_max]
-        for context in taken:
+    def changed(self, count_max: int | None = None) -> list[tuple[ContextId, int]]:
+        """Contexts to look at, with the token to look from, those that have waited longest first. Each is due for
+        `forget`, and for `tell` if it is open.
+        """
+        taken = list(self._changed.items())[:count_max]
+        for context, _ in taken:
             del self._changed[context]
         return taken
 
-    def tell(
-        self,
-        context: ContextId,
-        tokens: Iterable[tuple[CacheClass, int]] = (),
-        pages: Iterable[tuple[int, CacheClass]] = (),
-    ) -> None:
-        """What a context holds now: runs of tokens, and (page, class) for every extent; nothing for one that is gone.
-
-        Cost:    O(extents of this context).
+    def forget(self, context: ContextId, at: int) -> int:
+        """What it held from token `at` on is not counted any more. Returns from where on it is to be told: `at` or a
+        few tokens before it, so that stretches that have grown stay whole.
         """
-        old_tokens, old_pages = self._held.pop(context, _NOTHING)
-        new_tokens: dict[CacheClass, int] = {}
-        for label, count in tokens:
-            new_tokens[label] = new_tokens.get(label, 0) + count
-        new_pages = _longest_lived(pages)
-        for label, count in old_tokens.items():
-            self.tokens[label] -= count
-        for label, count in new_tokens.items():
-            self.tokens[label] += count
-        for page, label in old_pages.items() - new_pages.items():
-            self._refer(page, label, -1)
-        for page, label in new_pages.items() - old_pages.items():
-            self._refer(page, label, 1)
-        if new_tokens or new_pages:
-            self._held[context] = (new_tokens, new_pages)
+        held = self._held.get(context)
+        if held is None:
+            return 0
+        while held.stretches and held.tokens >= at:
+            stretch = held.stretches.pop()
+            held.tokens -= stretch.tokens
+            self._count(context, stretch, -1)
+        if not held.stretches:
+            del self._held[context]
+        return held.tokens
+
+    def tell(self, context: ContextId, stretches: Iterable[Stretch]) -> None:
+        """What a context holds behind what is counted of it already. O(stretches)."""
+        held = self._held.get(context) or _Held()
+        for stretch in stretches:
+            held.stretches.append(stretch)
+            held.tokens += stretch.tokens
+            self._count(context, stretch, 1)
+        if held.stretches:
+            self._held[context] = held
 
     @property
     def pages_count(self) -> int:
         """Pages that some context refers to."""
-        return len(self._contexts)
+        return len(self._pages)
 
-    def _refer(self, page: int, label: CacheClass, by: int) -> None:
-        counts = self._contexts.setdefault(page, [0] * len(LIFE))
-        self._count(counts, -1)
-        counts[_RANK[label]] += by
-        self._count(counts, 1)
-        if not any(counts):
-            del self._contexts[page]
+    def _count(self, context: ContextId, stretch: Stretch, by: int) -> None:
+        self.tokens[stretch.label] += by * stretch.tokens
+        if stretch.page is not None:
+            self._refer(stretch.page, stretch.label, context, by)
 
-    def _count(self, counts: list[int], by: int) -> None:
-        rank = next((rank for rank, count in enumerate(counts) if count), None)
+    def _refer(self, number: int, label: CacheClass, context: ContextId, by: int) -> None:
+        page = self._pages.setdefault(number, _Page())
+        self._count_page(page, -1)
+        page.counts[_RANK[label]] += by
+        page.contexts[context] = page.contexts.get(context, 0) + by
+        if not page.contexts[context]:
+            del page.contexts[context]
+        self._count_page(page, 1)
+        if not page.contexts:
+            del self._pages[number]
+
+    def _count_page(self, page: _Page, by: int) -> None:
+        rank = next((rank for rank, count in enumerate(page.counts) if count), None)
         if rank is not None:
             self.pages[LIFE[rank]] += by
-            self.shared_count += by * (sum(counts) > 1)
-
-
-def _longest_lived(pages: Iterable[tuple[int, CacheClass]]) -> dict[int, CacheClass]:
-    best: dict[int, CacheClass] = {}
-    for page, label in pages:
-        known = best.get(page)
-        if known is None or _RANK[label] < _RANK[known]:
-            best[page] = label
-    return best
+            self.shared_count += by * (len(page.contexts) > 1)

@@ -11,8 +11,9 @@ LONG_TERM  session    compress, offload           given at read
 freed afterwards (`histories.py`); what slides out of a context, into LONG_TERM tokens behind its anchors (`pages.py`).
 Whoever may still be interrupted back to it has not slid out, so nothing is unfolded.
 
-`offload` is for pages alone: a ring is small and read for every chunk. A context leaves only when none of its tokens is
-of a class that must not. While it is away all of it counts as LONG_TERM.
+`offload` is for pages alone. A ring does not grow, and it is read for every chunk: what has one (a face that is looked
+at, ears that listen, a model that steps through silence) is not idle when its person says nothing. A context leaves
+only when none of its tokens is of a class that must not. While it is away all of it counts as LONG_TERM.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Eviction: whose memory leaves first, and whether bringing it back early can hide (DESIGN §8, LiveServe eq. 4).
 
 1. Candidates are idle sessions with resident bytes. A busy or protected session is never chosen.
-2. Farthest next use first: T_next = T_play + T_reply. T_play is the playback that remains. T_reply is the moving
-   average of the session's gaps from the end of a playback to the next input, or the prior while none was seen.
+2. Farthest next use first: T_next = T_play + T_reply. T_play is the playback that remains; it is 0 of all whom the
+   engine offers today (`residency.py`, rule 6, says why). T_reply is the moving average of the session's gaps from the
+   end of a playback to the next input, or the prior while none was seen.
 3. A gap in progress counts for no less than it has lasted, so that whoever left does not look due for ever.
 4. Whoever's playback is not known goes before all others, least recently used first: a session that reports nothing
    must not push out one that does.

@@ -22,21 +22,21 @@ A table with pages of 4 tokens, after a pin at 6, a slide by 1 and a cut inside 
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 import msgspec
 
 from duplexd.errors import ArenaFull, LedgerError
 from duplexd.ids import ContextId, FenceId, SlotId
-from duplexd.memory.census import LIFE, Census
+from duplexd.memory.census import LIFE, Census, Stretch
 from duplexd.memory.classes import RULES, CacheClass, Eviction
 from duplexd.memory.guards import After, Freed, Guards, Passed, none_passed
 from duplexd.memory.layout import PartitionKind, PartitionSpec
 from duplexd.memory.ledger import Lease, Owner, Refusal, SlotLedger
+from duplexd.memory.table import SlotTable
 
 SCATTERED_PAGES = 2  #: that tokens laid side by side would save: prefilled anew, they save none a second time
 
@@ -113,7 +113,7 @@ class _Context:
     def __init__(self, owner: Owner, writer: int) -> None:
         self.owner = owner
         self.writer = writer  # names the table that may append to a page; it survives a change of ContextId
-        self.slots: array[int] = array("q")  # of the resident tokens
+        self.slots = SlotTable()  # of the resident tokens
         self.extents: list[Extent] = []
         self.away: list[Away] = []  # tokens after the resident ones
         self.runs: list[Run] = []  # of the tokens after the pinned ones
@@ -220,7 +220,7 @@ class PageLedger:
         Raises:  LedgerError when the branch is another owner's or lacks one of the trunk's anchors.
         """
         new, old = self._resident(branch), self._resident(trunk)
-        if new is old or new.owner != old.owner or new.slots[: old.pinned] != old.slots[: old.pinned]:
+        if new is old or new.owner != old.owner or not _same_anchors(new, old):
             raise LedgerError(f"context {branch} of session {new.owner} is no branch of context {trunk}")
         new.runs = _repinned(new.runs, new.pinned, old.pinned)
         new.pinned = max(new.pinned, old.pinned)
@@ -232,7 +232,7 @@ class PageLedger:
         del self._contexts[branch]
         self._contexts[trunk] = new
         self._census.note_gone(branch)
-        self._census.note(trunk)
+        self._census.note(trunk, 0)
 
     def close(self, context: ContextId, *, after: After) -> None:
         """Drop a context, its anchors too. Pages others refer to stay. Raises LedgerError when it is not open."""
@@ -255,13 +255,13 @@ class PageLedger:
         context.writer = self._serial
         identity = ContextId(self._serial)
         self._contexts[identity] = context
-        self._census.note(identity)
+        self._census.note(identity, 0)
         return identity
 
     def _branch(self, source: _Context, at: int, owner: Owner) -> _Context:
         """A table with the first `at` tokens. Copied as plain memory; only the references are counted page by page."""
         branch = _Context(owner, 0)
-        branch.slots = source.slots[:at]
+        branch.slots = source.slots.branch(at)
         branch.extents, branch.runs = list(source.extents), list(source.runs)
         _trim_extents(branch.extents, len(source.slots) - at)
         _trim_runs(branch.runs, len(source.slots) - at)
@@ -286,7 +286,7 @@ class PageLedger:
         self.refusal = self._refuse(table, pages)
         if self.refusal is not None:
             return False
-        self._census.note(context)
+        self._census.note(context, table.length)
         if room:
             self._fill_tail(table, room)
         for first in range(room, tokens, self._page_tokens):
@@ -301,7 +301,7 @@ class PageLedger:
         surplus = table.length - at
         if not surplus:
             return
-        self._census.note(context)
+        self._census.note(context, at)
         _trim_runs(table.runs, surplus)
         table.committed = min(table.committed, at)
         self.counts["cuts"] += 1
@@ -311,7 +311,7 @@ class PageLedger:
         surplus -= away
         if not surplus:
             return
-        del table.slots[at:]
+        table.slots.cut(at)
         dropped, parted = _trim_extents(table.extents, surplus)
         if parted is not None:
             # The cut goes through this page: running work may still write behind it.
@@ -328,7 +328,7 @@ class PageLedger:
         """
         table = self._context(context)
         self._check_slide(context, table, drop, skip, Eviction.SLIDING)
-        self._census.note(context)
+        self._census.note(context, table.pinned + table.long_term + skip)
         if drop:
             self._slide(table, drop, skip, self._guards.pending(after))
 
@@ -351,12 +351,12 @@ class PageLedger:
             )
         start = table.pinned + table.long_term + skip
         head = start if first else table.pinned
-        target = table.slots[head : head + keep]
+        target = table.slots.between(head, head + keep)
         for page in {slot // self._page_tokens for slot in target}:
             if sum(extent.page == page for extent in table.extents) != self._references[page]:
                 raise LedgerError(f"context {context}: a branch shares its long-term tokens; decide on it first")
-        self._census.note(context)
-        fold = FoldTokens(table.slots[start : start + drop].tobytes(), target.tobytes(), first)
+        self._census.note(context, table.pinned)
+        fold = FoldTokens(table.slots.between(start, start + drop).tobytes(), target.tobytes(), first)
         if first:
             self._bring_forward(table, start, keep)
             table.runs = [Run(CacheClass.LONG_TERM, keep), *_without_runs(table.runs, skip, keep)]
@@ -388,7 +388,7 @@ class PageLedger:
         self._forget_away(table, max(0, start - len(table.slots)), drop - resident, pending)
         if not resident:
             return
-        del table.slots[start : start + resident]
+        table.slots.take_out(start, resident)
         table.extents, dropped, parted = self._slid(table.extents, start, resident)
         if parted is not None:
             self._guards.guard(parted, pending)
@@ -416,10 +416,9 @@ class PageLedger:
         if at == table.pinned:
             return
         to, begin, end = (self._part(table, edge) for edge in (table.pinned, at, at + tokens))
-        moved, slots = table.extents[begin:end], table.slots[at : at + tokens]
+        moved = table.extents[begin:end]
         table.extents = [*table.extents[:to], *moved, *table.extents[to:begin], *table.extents[end:]]
-        del table.slots[at : at + tokens]
-        table.slots[table.pinned : table.pinned] = slots
+        table.slots.put_in(table.pinned, table.slots.take_out(at, tokens))
 
     def _part(self, table: _Context, at: int) -> int:
         """An extent begins at token `at`, or the table ends there. Returns which; a page parted has two extents."""
@@ -538,7 +537,6 @@ class PageLedger:
         if self.host is None:
             raise LedgerError(f"{self.spec.name} has no host memory to offload context {context} to")
         moves: list[Move] = []
-        self._census.note(context)
         for extent in self._leaving(table):
             # Both extents of a page leave on one image: the page is not written between the two.
             lease = next((away.lease for away in table.away if away.page == extent.page), None)
@@ -548,9 +546,10 @@ class PageLedger:
                     break
                 moves.append(Move(extent.page, lease.slot))
             table.extents.pop()
-            del table.slots[len(table.slots) - extent.tokens :]
+            table.slots.cut(len(table.slots) - extent.tokens)
             table.away.insert(0, Away(lease, *extent))
             self._drop([extent], self._guards.pending(fence))
+        self._census.note(context, len(table.slots))
         return moves
 
     def _image(self, table: _Context) -> Lease | None:
@@ -570,7 +569,7 @@ class PageLedger:
         if self.host is None or self.refusal is not None:
             return None
         pages: dict[Lease, int] = {}
-        self._census.note(context)
+        self._census.note(context, len(table.slots))
         pending = self._guards.pending(fence)
         for away in table.away:
             if away.lease in pages:
@@ -628,7 +627,7 @@ class PageLedger:
     def pin(self, context: ContextId) -> None:
         """Everything so far becomes ANCHOR: from now on it is not cut, not slid, and not moved."""
         table = self._resident(context)
-        self._census.note(context)
+        self._census.note(context, table.pinned)
         table.pinned = table.committed = len(table.slots)
         table.runs = []
 
@@ -640,7 +639,6 @@ class PageLedger:
         table = self._context(context)
         if not 0 <= upto <= table.length:
             raise LedgerError(f"context {context} has {table.length} tokens; cannot commit up to {upto}")
-        self._census.note(context)
         start = table.length
         later: list[Run] = []
         while table.runs and start > table.committed:
@@ -648,6 +646,8 @@ class PageLedger:
             start -= later[-1].tokens
         for label, tokens in reversed(later):
             heard = min(max(upto - start, 0), tokens) if label is CacheClass.CURRENT else 0
+            if heard:
+                self._census.note(context, start)
             _extend_runs(table.runs, CacheClass.RECENT, heard)
             _extend_runs(table.runs, label, tokens - heard)
             start += tokens
@@ -661,7 +661,11 @@ class PageLedger:
 
         Raises:  LedgerError when some of the context is offloaded: what is not there cannot be read.
         """
-        return self._resident(context).slots.tobytes()
+        return b"".join(self.slot_pieces(context))
+
+    def slot_pieces(self, context: ContextId) -> tuple[bytes, ...]:
+        """The same in pieces. Cost: O(new tokens, up to a piece) and one reference a piece. Raises as `slots`."""
+        return self._resident(context).slots.snapshot()
 
     def length(self, context: ContextId) -> int:
         """Tokens of the context, offloaded ones too; their positions are 0..length-1, given at read."""
@@ -700,14 +704,29 @@ class PageLedger:
 
     def may_grow(self, context: ContextId, tokens: int) -> bool:
         """Whether the bounds of the context and of its owner leave room for so many tokens more, once all that retires
-        is back and no branch stands beside it. O(pages).
+        is back and no branch stands beside it.
+
+        Cost:    O(pages of the prompt it shares). Within a few pages of its owner's bound: O(pages).
         """
         table = self._context(context)
         pages = -(-(tokens - min(tokens, self._tail_room(table))) // self._page_tokens)
+        if len(table.extents) + len(table.away) + pages > self.pages_max:
+            return False
+        bound = self.spec.session_slots
+        return not bound or self._pages_at_most(table) + pages <= bound or self._pages_counted(table) + pages <= bound
+
+    def _pages_at_most(self, table: _Context) -> int:
+        """The same as `_pages_counted`, but for pages that bear two extents: there are few of these, and both count.
+
+        A prompt by reference is the head of a table and stays there, so what follows is the owner's own.
+        """
+        lent = sum(1 for _ in takewhile(lambda extent: self._owners[extent.page] != table.owner, table.extents))
+        return len(table.extents) - lent + len(table.away)
+
+    def _pages_counted(self, table: _Context) -> int:
+        """Pages of its own, in the arena and in host memory. O(extents)."""
         own = {extent.page for extent in table.extents if self._owners[extent.page] == table.owner}
-        owned = len(own) + len(table.images) + pages
-        fits = len(table.extents) + len(table.away) + pages <= self.pages_max
-        return fits and (not self.spec.session_slots or owned <= self.spec.session_slots)
+        return len(own) + len(table.images)
 
     def lies_scattered(self, context: ContextId) -> bool:
         """Whether its resident tokens behind anchors and long-term tokens would take two pages less or more, laid side
@@ -742,16 +761,13 @@ class PageLedger:
 
         Args:    contexts_max: look at so many of the contexts that have changed since the last time, and count the
                  others as they were; None: at all of them.
-        Cost:    O(extents of the contexts that are looked at).
+        Cost:    O(extents that have changed in the contexts that are looked at).
         """
         census = self._census
-        for identity in census.changed(contexts_max):
-            table = self._contexts.get(identity)
-            if table is None:
-                census.tell(identity)
-            else:
-                labels = self._labels(table)
-                census.tell(identity, labels, _labelled_pages(labels, table.extents))
+        for identity, at in census.changed(contexts_max):
+            begin = census.forget(identity, at)
+            if (table := self._contexts.get(identity)) is not None:
+                census.tell(identity, _stretches(table, begin))
         return Usage(
             free=self.free_count,
             retiring=max(0, len(self._owners) - census.pages_count),
@@ -768,7 +784,8 @@ class PageLedger:
         for table in self._contexts.values():
             for label, count in self._labels(table):
                 tokens[label] += count
-            for page, label in _labelled_pages(self._labels(table), table.extents):
+            for page, label, _ in _labelled(self._labels(table), table.extents):
+                assert page is not None  # What has an extent is resident.
                 best[page] = min(best.get(page, label), label, key=LIFE.index)
         pages = {label: list(best.values()).count(label) for label in CacheClass}
         return Usage(
@@ -852,8 +869,13 @@ class PageLedger:
         laid = chain.from_iterable(
             range(page * size + offset, page * size + offset + tokens) for page, offset, tokens in table.extents
         )
-        if list(laid) != list(table.slots) or sum(run.tokens for run in table.runs) + table.pinned != table.length:
-            raise LedgerError(f"context {identity}: its {len(table.slots)} tokens, extents and classes disagree")
+        written = b"".join(table.slots.snapshot())
+        if list(laid) != list(table.slots) or written != table.slots.between(0, len(table.slots)).tobytes():
+            raise LedgerError(f"context {identity}: its {len(table.slots)} slots are not where its extents say")
+        if sum(run.tokens for run in table.runs) + table.pinned != table.length:
+            raise LedgerError(f"context {identity}: its {len(table.slots)} tokens and their classes disagree")
+        if not 0 <= self._pages_at_most(table) - self._pages_counted(table) <= _repeated_pages(table):
+            raise LedgerError(f"context {identity}: its pages are counted wrongly")
         if any(extent.end > size or extent.tokens < 1 for extent in table.extents):
             raise LedgerError(f"context {identity} has an extent outside its page")
         current = [run.label is CacheClass.CURRENT for run in table.runs for _ in range(run.tokens)]
@@ -886,6 +908,17 @@ def _trim_extents(extents: list[Extent], tokens: int) -> tuple[list[Extent], int
         tokens -= extent.tokens
         dropped.append(extent)
     return dropped, None
+
+
+def _same_anchors(branch: _Context, trunk: _Context) -> bool:
+    """The branch begins with the trunk's anchors."""
+    return branch.slots.between(0, trunk.pinned) == trunk.slots.between(0, trunk.pinned)
+
+
+def _repeated_pages(table: _Context) -> int:
+    """Extents, here and in host memory, on a page that bears an earlier one."""
+    pages = len({extent.page for extent in table.extents}) + len(table.images)
+    return len(table.extents) + len(table.away) - pages
 
 
 def _common(left: list[Extent], right: list[Extent]) -> int:
@@ -944,9 +977,46 @@ def _check_leaving(context: ContextId, runs: list[Run], drop: int, how: Eviction
         drop -= tokens
 
 
-def _labelled_pages(runs: list[Run], extents: list[Extent]) -> list[tuple[int, CacheClass]]:
-    """Every (page, class) pair a table has: both lists cover the same tokens, so they are walked together."""
-    pairs: list[tuple[int, CacheClass]] = []
+def _stretches(table: _Context, begin: int) -> list[Stretch]:
+    """What a context holds from token `begin` on. O(runs and extents from there on)."""
+    resident = len(table.slots)
+    found = _labelled(_runs_behind(table, begin), _extents_behind(table.extents, resident - begin))
+    away = table.length - max(begin, resident)
+    return [*found, Stretch(None, CacheClass.LONG_TERM, away)] if away > 0 else found
+
+
+def _runs_behind(table: _Context, begin: int) -> list[Run]:
+    """Classes of the resident tokens from `begin` on."""
+    behind: list[Run] = []
+    away, left = table.away_tokens, len(table.slots) - begin
+    for label, tokens in reversed(table.runs):
+        if left <= 0:
+            break
+        gone = min(away, tokens)
+        away -= gone
+        taken = min(tokens - gone, left)
+        left -= taken
+        behind.append(Run(label, taken))
+    if left > 0:
+        behind.append(Run(CacheClass.ANCHOR, left))
+    return behind[::-1]
+
+
+def _extents_behind(extents: list[Extent], tokens: int) -> list[Extent]:
+    """The last so many tokens; the first extent may be the end of its original."""
+    behind: list[Extent] = []
+    for extent in reversed(extents):
+        if tokens <= 0:
+            break
+        taken = min(extent.tokens, tokens)
+        tokens -= taken
+        behind.append(Extent(extent.page, extent.end - taken, taken))
+    return behind[::-1]
+
+
+def _labelled(runs: list[Run], extents: list[Extent]) -> list[Stretch]:
+    """Stretches of one page and one class. `runs` cover the tokens of `extents`, and perhaps more behind them."""
+    stretches: list[Stretch] = []
     remaining = iter(runs)
     label, left = next(remaining, Run(CacheClass.CURRENT, 0))
     for extent in extents:
@@ -954,8 +1024,9 @@ def _labelled_pages(runs: list[Run], extents: list[Extent]) -> list[tuple[int, C
         while tokens:
             if not left:
                 label, left = next(remaining)
-            pairs.append((extent.page, label))
+                continue
             step = min(tokens, left)
+            stretches.append(Stretch(extent.page, label, step))
             tokens -= step
             left -= step
-    return pairs
+    return stretches

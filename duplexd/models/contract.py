@@ -283,7 +283,7 @@ class Suite:
 
         def job(session: int, slots: list[int], past: int, tokens: Sequence[int], steps: int) -> ThinkJob:
             length = past + len(tokens) + max(0, steps - 1)
-            return ThinkJob(*names(session), array("q", slots[:length]).tobytes(), past, tuple(tokens), steps)
+            return ThinkJob(*names(session), (array("q", slots[:length]).tobytes(),), past, tuple(tokens), steps)
 
         def answer(session: int, slots: list[int], cuts: Sequence[int] = ()) -> tuple[int, ...]:
             edges = [0, *cuts, len(feed)]

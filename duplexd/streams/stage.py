@@ -151,13 +151,18 @@ class ThinkJob(Job, frozen=True, tag=True):
     is returned but not appended: it is the head of the next feed. Positions are 0..len(slots)-1, given at read.
     """
 
-    slots: bytes  #: int64 little endian
+    pieces: tuple[bytes, ...]  #: of `slots`, shared by all jobs of a context that have them in common
     past: int
     feed: tuple[int, ...]
     steps: int
     reply: tuple[int, ...] = ()  #: tokens of this reply so far, for the repetition penalty
     stop: tuple[int, ...] = ()  #: decoding ends after one of these; it is returned as the last token
     folds: tuple[FoldTokens, ...] = ()  #: what left the context since its last job, oldest first
+
+    @property
+    def slots(self) -> bytes:
+        """Token slots, int64 little endian. O(context), on the lane's thread: whoever attends reads as many keys."""
+        return b"".join(self.pieces)
 
 
 class TalkJob(Job, frozen=True, tag=True):

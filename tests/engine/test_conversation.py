@@ -111,7 +111,7 @@ def test_a_stop_before_the_first_sound_leaves_no_reply() -> None:
 
     dialogue = simulation.core.sessions[SessionId(1)].dialogue
     assert heard_words(listener) == []
-    assert dialogue.exchanges == []
+    assert dialogue.exchanges == ()
     assert dialogue.user == "say 9"
 
 

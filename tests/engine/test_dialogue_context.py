@@ -7,7 +7,7 @@ back: whatever a context counts as held must be there, whoever else wrote meanwh
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import pytest
@@ -37,7 +37,7 @@ class Flight(msgspec.Struct, frozen=True):
 
     def written(self) -> list[tuple[int, int]]:
         """(slot, token) of every key the launch writes: its feed, and all decoded tokens but the last."""
-        slots = array("q", self.feed.slots)[self.feed.past :]
+        slots = array("q", b"".join(self.feed.pieces))[self.feed.past :]
         return list(zip(slots, self.feed.tokens + self.decoded[:-1], strict=False))
 
 
@@ -100,6 +100,7 @@ class ContextMachine(RuleBasedStateMachine):
         self.neighbour = self.sessions.neighbour
         self.branch: Context | None = None
         self.busy: WorkId | None = None
+        self.head: tuple[int, ...] = ANCHOR  #: what is closed, as it was told last
 
     @property
     def contexts(self) -> list[Context]:
@@ -114,6 +115,21 @@ class ContextMachine(RuleBasedStateMachine):
     def follow(self, words: list[int]) -> None:
         wanted = [*ANCHOR, *words]
         self.front.follow(wanted)
+
+        assert self.front.want == wanted
+        assert wanted[: len(self.front.ids)] == self.front.ids
+
+    @rule(words=WORDS, at=st.integers(0, 17))
+    def close_turn(self, words: list[int], at: int) -> None:
+        """So many of the wanted tokens are closed from now on; the open turn has other words."""
+        self.head = tuple(self.front.want[:at]) if at >= len(ANCHOR) else ANCHOR
+        self.talk(words)
+
+    @rule(words=WORDS)
+    def talk(self, words: list[int]) -> None:
+        """The open turn has other words; what is closed is the same value as before, whatever happened meanwhile."""
+        wanted = [*self.head, *words[: 20 - len(self.head)]]
+        self.front.follow(wanted[len(self.head) :], head=self.head)
 
         assert self.front.want == wanted
         assert wanted[: len(self.front.ids)] == self.front.ids
@@ -144,7 +160,7 @@ class ContextMachine(RuleBasedStateMachine):
         assert before[0] + list(feed.tokens) == context.ids == context.want[: len(context.ids)]
         assert feed.past == len(before[0])
         assert feed.steps == (steps if context.behind == 0 else 0)
-        assert len(feed.slots) // 8 == len(context.ids) + max(0, feed.steps - 1)
+        assert sum(map(len, feed.pieces)) // 8 == len(context.ids) + max(0, feed.steps - 1)
 
     @precondition(lambda self: self.busy is not None)
     @rule(shorter=st.integers(0, 3), fails=st.sampled_from([False, False, True]))
@@ -504,6 +520,36 @@ def test_what_slides_is_folded_by_the_next_launch_and_held_until_then() -> None:
     assert feed.tokens == (77,)
     assert context.ids == [*ANCHOR, *[LONG_TERM] * 3, *range(8, 20), 77]
     assert (held, flying, pages.retiring_count) == (1, 1, 0)
+
+
+class Once(tuple[int, ...]):
+    """Tokens that may be read from end to end a single time."""
+
+    read = False
+
+    def __iter__(self) -> Iterator[int]:
+        assert not self.read, "the closed turns are read again"
+        self.read = True
+        return super().__iter__()
+
+
+def test_one_more_word_reads_neither_the_closed_turns_nor_their_slots_again() -> None:
+    """A conversation of 1200 tokens: each update feeds its own, and the launch's table shares its whole pieces."""
+    spec = PartitionSpec("pages", PartitionKind.PAGES, 100, (FieldSpec("k", (1,)),), 16, 0, 0)
+    pages = PageLedger(spec)
+    context = Context(pages, pages.open(ONE), ())
+    head = Once(range(1200))
+    tables = []
+    for words in range(1, 9):
+        context.follow(range(5000, 5000 + words), head=head)
+        feed = context.launch(WorkId(words), steps=0, feed_max=4096)
+        context.land(WorkId(words), ())
+        tables.append(feed.pieces)
+
+    assert (feed.past, feed.tokens) == (1207, (5007,))
+    assert [len(table) for table in tables] == [3] * 8
+    assert len({id(piece) for table in tables for piece in table[:2]}) == 2
+    assert context.ids == [*range(1200), *range(5000, 5008)]
 
 
 def test_folds_gather_until_a_launch_takes_them_all() -> None:

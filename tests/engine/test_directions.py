@@ -192,7 +192,7 @@ def test_words_over_a_reply_of_which_nothing_stays_belong_to_its_turn() -> None:
     talk.overhear("two")
     talk.finish_reply(kept=0, text="")
 
-    assert (talk.user, talk.user_open, talk.exchanges) == ("say 9 one two", True, [])
+    assert (talk.user, talk.user_open, talk.exchanges) == ("say 9 one two", True, ())
 
 
 def test_an_interruption_finds_the_words_of_a_false_alarm_before_it() -> None:

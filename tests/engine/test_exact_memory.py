@@ -119,7 +119,7 @@ class ThinkingSimulation(Simulation):
         feed = (*ids[len(past) :], 33)
         slots = (past + more[: len(feed)]).tobytes()
         who = {"session": SessionId(1), "epoch": Epoch(0), "chunk": ChunkId(0), "condition": ConditionVersion(0)}
-        return self.thinker.logits(ThinkJob(**who, slots=slots, past=len(past), feed=feed, steps=1)).double()
+        return self.thinker.logits(ThinkJob(**who, pieces=(slots,), past=len(past), feed=feed, steps=1)).double()
 
 
 def plan_with(thinker: Thinker, session_pages: int) -> ModelPlan:

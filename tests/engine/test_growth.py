@@ -135,7 +135,7 @@ def scatter(simulation: Simulation) -> None:
     for number, token in enumerate(tokens):
         work = WorkId(1_000_000 + number)
         branch = live.context.fork([*live.context.ids, token])
-        slots = array("q", branch.launch(work, steps=0, feed_max=1).slots)
+        slots = array("q", b"".join(branch.launch(work, steps=0, feed_max=1).pieces))
         keys[slots[-1], 0] = token
         branch.land(work, ())
         live.context = live.context.become(branch)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
+from duplexd.engine.admission import Places
+from duplexd.engine.residency import Residency
 from duplexd.ids import SessionId
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.ledger import SlotLedger
 from duplexd.messages import Metrics
+from duplexd.units import Nanos
 from tests.engine.simulation import Simulation, beep, ms
 
 
@@ -78,3 +83,36 @@ def test_figures_that_are_told_a_few_contexts_at_a_time_become_those_of_all(monk
     for label in CacheClass:
         for unit in ("tokens", "bytes"):
             assert last[f"{unit}_{label.value}"] == now[f"{unit}_{label.value}"]
+
+
+def test_the_time_of_choosing_who_leaves_is_counted_apart_from_what_the_core_says() -> None:
+    """Three look-ups of 7 us; nobody is looked for where no page is short. A replay says the same all the same."""
+    times = count(0, 7000)
+    residency = Residency(
+        places=Places(4, ""),
+        sessions_max=4,
+        page_bytes=10,
+        pages=16,
+        bytes_per_second=0,
+        thread_time=lambda: Nanos(next(times)),
+    )
+    for pages_short in (1, 0, 2, 3):
+        residency.choose(pages_short, ms(1))
+
+    assert (residency.choices_count, residency.choices_took) == (3, 21_000)
+
+
+def test_choices_are_counted_and_measured_only_by_a_live_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten take turns in an arena for two: somebody is looked for again and again."""
+    monkeypatch.setattr("duplexd.models.clock.PAGES_PER_SESSION", 5)
+    simulation = Simulation(sessions_max=10, sessions_resident=2, place_wait_ms=1500.0, until_ms=33_000)
+    listeners = [simulation.connect(session) for session in range(1, 11)]
+    for number in range(30):
+        listeners[number % 10].type("say 3", at=ms(1000 + 1000 * number), key=f"{number}")
+    simulation.run()
+    core = simulation.core
+    values = core.metrics().values
+
+    assert values["eviction_choices"] >= values["evictions"] > 0
+    assert "eviction_choice_us" not in values
+    assert core.measured() == {"eviction_choice_us": 0.0}

@@ -457,6 +457,57 @@ def test_a_cut_reply_keeps_its_heard_tokens() -> None:
     assert dialogue.tokens() == [0, 1, 5, 103, 2, 1000, 1002, 1005]
 
 
+def test_what_is_closed_is_one_value_until_it_changes() -> None:
+    """Words of the open turn and of the reply leave it alone, so that a context need not read it again."""
+    dialogue = Dialogue(ClockDialect(), instructions="be brief")
+    seen = [dialogue.closed]
+
+    def closed_anew() -> bool:
+        seen.append(dialogue.closed)
+        assert dialogue.tokens() == [*dialogue.closed, *dialogue.open_tokens()]
+        assert dialogue.length == len(dialogue.tokens())
+        return seen[-1] is not seen[-2]
+
+    dialogue.say("say 3")
+    assert not closed_anew()
+    dialogue.close_user()
+    dialogue.think([1000, 1002, 1005])
+    assert not closed_anew()
+    assert dialogue.past().closed is dialogue.closed
+    assert dialogue.supposing("say 4").closed is dialogue.closed
+    dialogue.finish_reply(kept=2, text="0-0 0-1", response=1)
+    assert closed_anew()
+    assert dialogue.closed[-2:] == (1002, 3)
+    dialogue.instruct("be long")
+    assert closed_anew()
+    dialogue.correct(1, "say 3", tokens=[1000], text="0-0")
+    assert closed_anew()
+    assert dialogue.closed[-2:] == (1000, 3)
+    dialogue.long_term = 4
+    assert closed_anew()
+    dialogue.slide()
+    assert closed_anew()
+    assert len(dialogue.closed) == dialogue.head_with("be long")
+
+
+def test_a_past_keeps_nothing_open() -> None:
+    """And what is said to it is not said to the other."""
+    dialogue = Dialogue(ClockDialect(), instructions="be brief", in_view=True)
+    dialogue.say("say 3")
+    dialogue.close_user()
+    dialogue.think([1000])
+    dialogue.overhear("indeed")
+    past = dialogue.past()
+    past.say("one")
+    past.close_user()
+    past.think([1002])
+    past.finish_reply(kept=1, text="0-1")
+
+    assert [exchange.user for exchange in past.exchanges if exchange.is_turn] == ["one"]
+    assert (past.instructions, past.in_view) == ("be brief", True)
+    assert (dialogue.user, dialogue.replying, dialogue.reply, dialogue.exchanges) == ("say 3", True, [1000], ())
+
+
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
 def test_the_common_prefix_is_the_longest(left: list[int], right: list[int]) -> None:
     length = common_prefix(left, right)

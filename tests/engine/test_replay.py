@@ -310,6 +310,7 @@ def test_a_live_daemon_is_identical(tmp_path: Path) -> None:
     from tests.webrtc.test_daemon import FLAGS, Visitor, message, say
 
     path = tmp_path / "live.trace"
+    told: list[str] = []
 
     async def talk() -> None:
         async with Daemon(*FLAGS, "--trace", str(path)) as daemon, aiohttp.ClientSession() as http:
@@ -323,6 +324,7 @@ def test_a_live_daemon_is_identical(tmp_path: Path) -> None:
             await message(one, "reply", state="cancelled")
             await message(one, "reply", state="completed", seconds=20)
             await message(two, "reply", state="completed", seconds=20)
+            told.append(await daemon.get("/metrics"))
             await one.close()
             await two.close()
 
@@ -331,6 +333,7 @@ def test_a_live_daemon_is_identical(tmp_path: Path) -> None:
     replayed = replay(trace)
 
     assert replayed.difference is None, said(path)
+    assert "\nduplexd_engine_eviction_choice_us " in told[0]  # Measured by the machine, so no part of the trace.
     assert replayed.notes == ()
     assert replayed.ending == "the engine was ended"
     kinds = {record.kind for record in Trace(path).records()}

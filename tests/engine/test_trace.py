@@ -285,7 +285,7 @@ def test_another_format_is_refused_by_number(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("duplexd.engine.trace.FORMAT", 99)
     path = traced(conversation(until_ms=500), tmp_path / "a.trace")
     monkeypatch.undo()
-    with pytest.raises(TraceError, match="format 99; this version reads format 1"):
+    with pytest.raises(TraceError, match="format 99; this version reads format 2"):
         read(path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import settings
@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from duplexd.errors import ArenaFull, LedgerError
 from duplexd.ids import ContextId, FenceId, SessionId
+from duplexd.memory.census import Census, Stretch
 from duplexd.memory.classes import CacheClass
 from duplexd.memory.layout import FieldSpec, PartitionKind, PartitionSpec
 from duplexd.memory.ledger import Owner, Refusal
@@ -297,6 +298,32 @@ def test_sessions_share_a_prompt_without_copying_it() -> None:
     assert one[:6] == two[:6] == slots(ledger, prompt)
     assert {slot // 4 for slot in one[6:]}.isdisjoint(slot // 4 for slot in two[:6] + two[6:])
     assert ledger.usage().pages[ANCHOR] == 2
+
+
+def test_a_look_at_the_figures_reads_again_only_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context of 60 pages; an update, words that were heard and a cut are each a few tokens on the last of them."""
+    ledger = PageLedger(spec(64))
+    context = opened(ledger, 240, INGEST)
+    ledger.usage()
+    told: list[int] = []
+    tell = Census.tell
+
+    def counted(census: Census, context: ContextId, stretches: Iterable[Stretch]) -> None:
+        found = list(stretches)
+        told.append(len(found))
+        tell(census, context, found)
+
+    monkeypatch.setattr(Census, "tell", counted)
+    for change in (
+        lambda: ledger.append(context, 6, CURRENT),
+        lambda: ledger.commit(context, 243),
+        lambda: ledger.cut(context, 241, after=None),
+    ):
+        change()
+        assert ledger.usage() == ledger._usage_counted()
+
+    assert max(told) <= 4
+    assert len(told) == 3
 
 
 def test_an_interruption_keeps_what_was_heard_where_it_lies() -> None:

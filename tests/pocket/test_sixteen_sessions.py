@@ -198,15 +198,20 @@ def test_sixteen_people_are_served_and_a_ninth_talker_waits_or_is_told_busy() ->
     # Nothing that a session took is left when the last has gone.
     assert before == after
     first, later = crowded[:4], crowded[4:]
+    prompt = engine.core.stores.pages.owned(None)
     for held in crowded:
         assert held["objects of Session"] == held["ingest"] == held["state"] == SESSIONS
         assert held["objects of Held"] == held["ingest"] + held["state"] + held["latents"] + held["host"]
         assert held["objects of Away"] == held["host"]
         assert held["objects of Extent"] <= held["pages"] + SESSIONS
+        # What the figures by class are counted on from: a page each, and every part of it that is of one class.
+        assert held["objects of _Page"] <= held["pages"] + SESSIONS
+        assert held["objects of Stretch"] <= held["objects of Extent"] + held["objects of Run"] + SESSIONS * prompt
         assert held["entries_indexed"] <= 6 * held["sessions_indexed"]
     # From the fifth round on everybody has a history. It grows by one exchange a turn (until it slides) and by its
     # runs. Of nothing else are there more at last than in the first four rounds (two moments: someone may be talking).
-    growing = {f"objects of {kind}" for kind in ("Exchange", "Run", "Held", "Away", "Extent", "Wording", "PlacedWord")}
+    kinds = ("Exchange", "Run", "Held", "Away", "Extent", "_Page", "Stretch", "Wording", "PlacedWord")
+    growing = {f"objects of {kind}" for kind in kinds}
     for name in {name for held in later for name in held if name.startswith("objects of ")} - growing:
         assert min(held[name] for held in later[-2:]) <= max(held[name] for held in first), name
     assert max(held["objects of Exchange"] for held in later) <= 2 * SESSIONS

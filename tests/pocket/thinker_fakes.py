@@ -264,7 +264,7 @@ def think(
     """`folds`: pairs of sources and target, each the first of its context."""
     return ThinkJob(
         **(WHO | {"session": SessionId(session)}),
-        slots=np.array(list(slots), dtype="<i8").tobytes(),
+        pieces=(np.array(list(slots), dtype="<i8").tobytes(),),
         past=past,
         feed=tuple(feed),
         steps=steps,

@@ -171,14 +171,15 @@ class Thinker:
             return self.decoder.head.logits(states)[0] if states is not None else torch.empty(0)
 
     def _begin(self, job: ThinkJob, index: int) -> _Work | Failed:
-        slots = np.frombuffer(job.slots, dtype="<i8")
+        table = job.slots
+        slots = np.frombuffer(table, dtype="<i8")
         fault = self._fault(job, slots)
         if fault:
             return Failed(session=job.session, reason=fault)
         for fold in job.folds:
             sources, target = (_index(slots, self._device) for slots in (fold.sources, fold.target))
             fold_tokens(self.attention.pages, sources, target, first=fold.first, keep=LONG_TERM_KEEP)
-        row = Row(job.slots, job.past, len(job.feed), index)
+        row = Row(table, job.past, len(job.feed), index)
         self.attention.recall(row)
         return _Work(job=job, row=row)
 
@@ -242,7 +243,7 @@ class Thinker:
         if work.fault:
             return Failed(session=work.job.session, reason=work.fault)
         # Fewer than the slots given when a stop came early.
-        self.attention.keep(Row(work.job.slots, work.job.past, work.row.past - work.job.past, work.row.place))
+        self.attention.keep(Row(work.row.slots, work.job.past, work.row.past - work.job.past, work.row.place))
         return ThinkResult(session=work.job.session, tokens=tuple(work.tokens))
 
 
