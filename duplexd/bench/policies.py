@@ -59,7 +59,11 @@ ABLATIONS: dict[str, tuple[str, ...]] = {
         "misfit=stop",
     ),
     "pocket": ("speculation=false", "slack_chunks=false", "prefill=false"),
-    "returning": ("next_use=false", "preload=false", "prefill=false", "misfit=stop"),
+    "returning": (
+        *("next_use=false", "preload=false", "prefill=false", "misfit=stop"),
+        # Two that stand in for one another: with either gone the other does its work.
+        *("gate=false", "gate=false next_use=false", "prefill=false preload=false"),
+    ),
 }
 #: `interaction` without everything but bringing memory back early: an engine of requests, and that alone.
 PRELOAD_ALONE = (
@@ -232,23 +236,26 @@ def _about(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
 def ablations(
     file: Path, *, output: Path | None, processes: int = 2, said: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Each mechanism of `interaction` taken away alone: {"ablations": {scenario: {policy: {load: figures}}}}.
+    """Each mechanism of `interaction` taken away alone, and those that stand in for one another together:
+    {"ablations": {scenario: {policy: {load: figures}}}}, and what each scenario's runs rest on under `digests`.
 
     Args:    file: the closed loop of listeners; the other scenarios lie beside it.
     """
     found: dict[str, Any] = {}
+    digests: dict[str, str] = {}
     for name, options in ABLATIONS.items():
         scenario = _closed(file if name == "listeners" else file.parent / f"{name}.toml")
         if name == "listeners":
             scenario = msgspec.structs.replace(scenario, duration_s=SWEEP_S)
-            loads: tuple[tuple[int, float], ...] = GOAL_LOADS
+            loads: tuple[tuple[int, float], ...] = SWEEP_LOADS
         else:
             loads = ((scenario.arrivals.concurrency, scenario.barge_in),)
         policies = ["interaction", *(f"interaction {option}" for option in options)]
         wanted = runs_of(policies, SWEEP_SEEDS, loads)
         reports = run_all(scenario, wanted, output=output, processes=processes, said=said).reports
         found[name] = {policy: _cells(reports, policy, SWEEP_SEEDS, loads) for policy in policies}
-    return {"seeds": list(SWEEP_SEEDS), "ablations": found}
+        digests[name] = digest_of(scenario)
+    return {"seeds": list(SWEEP_SEEDS), "digests": digests, "ablations": found}
 
 
 def warm(
