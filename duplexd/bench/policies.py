@@ -61,8 +61,7 @@ ABLATIONS: dict[str, tuple[str, ...]] = {
     "pocket": ("speculation=false", "slack_chunks=false", "prefill=false"),
     "returning": (
         *("next_use=false", "preload=false", "prefill=false", "misfit=stop"),
-        # Two that stand in for one another: with either gone the other does its work.
-        *("gate=false", "gate=false next_use=false", "prefill=false preload=false"),
+        "prefill=false preload=false",  # They stand in for one another: with either gone the other does its work.
     ),
 }
 #: `interaction` without everything but bringing memory back early: an engine of requests, and that alone.

@@ -286,8 +286,7 @@ class FaceWorld:
         """To the end of the scenario; what is under way then is left."""
         while (at := self._time.next_at()) is not None and at <= self._until:
             self._time.step()
-            while self._launch_one():
-                """A launch may make room for another in the stage before it."""
+            self._fill_lanes()
             self._wake()
         self._time.pass_to(self._until)
 
@@ -338,6 +337,12 @@ class FaceWorld:
             self._time.at(self.now + delay, lambda: link.hear(fact, self.now))
 
     # Work ------------------------------------------------------------------------------------------------------------
+
+    def _fill_lanes(self) -> None:
+        """Until nothing more can start: a launch may make room for another in the stage before it."""
+        started = True
+        while started:
+            started = self._launch_one()
 
     def _launch_one(self) -> bool:
         """Give the first idle lane that has something to do its most urgent work; False: none has."""

@@ -210,9 +210,7 @@ def test_each_mechanism_is_taken_away_once_on_a_load_that_can_show_it(ran: list[
     assert set(found["listeners"]["interaction"]) == {"c8 p0", "c12 p0", "c16 p0", "c32 p0", "c8 p0.5"}
     assert set(report["digests"]) == set(found)
     # What stands in for one another is taken away together as well.
-    assert {"interaction gate=false next_use=false", "interaction prefill=false preload=false"} < set(
-        found["returning"]
-    )
+    assert "interaction prefill=false preload=false" in found["returning"]
 
 
 def test_turns_whose_memory_was_away_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +236,10 @@ def test_what_an_ablation_costs_the_ear_stands_in_its_table(capsys: pytest.Captu
     spread = {"p50": 745.2, "p90": 838.0}
     cell = {
         **dict.fromkeys(("ttfp_ms", "ttfp_server_ms"), spread),
-        "ttft_away_ms": {"p50": None, "p90": None}, "continuity": 1.0, "waste": 0.02, "useful_rps": 0.2,
+        "ttft_away_ms": {"p50": None, "p90": None},
+        "continuity": 1.0,
+        "waste": 0.02,
+        "useful_rps": 0.2,
         "guesses_dropped_s": {"render": 17.1},
     }
     command._publish_cells({"pocket": {"interaction": {"c2 p0.3": cell}}}, {}, None)
