@@ -438,6 +438,7 @@ def averaged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     cell["turns"] = sum(r["turns"] for r in reports)
     cell["turns_away"] = sum(r["ttft_away_ms"]["count"] for r in reports)
+    cell["pages_restored"] = _mean((r["counters"].get("pages_restored", 0.0) for r in reports), 1)
     cell["guesses_dropped_s"] = {
         stage: _mean((r["guesses"]["dropped_s"][stage] for r in reports), 2) for stage in reports[0]["waste_per_stage"]
     }

@@ -23,7 +23,8 @@ def report(**changes: Any) -> dict[str, Any]:
     flat = dict.fromkeys(("waste", "useful_rps", "replies_per_second", "pacing", "gap_ms_longest"), 0.5)
     stages = {"waste_per_stage": {"think": 0.1, "talk": 0.2, "render": 0.3}}
     guesses = {"guesses": {"dropped_s": {"think": 1.0, "talk": 0.0, "render": 0.0}}}
-    return {**dict.fromkeys(names, shares), **flat, **stages, **guesses, "continuity": 1.0, "turns": 10, **changes}
+    counted = {"continuity": 1.0, "turns": 10, "counters": {"pages_restored": 6.0}}
+    return {**dict.fromkeys(names, shares), **flat, **stages, **guesses, **counted, **changes}
 
 
 NOBODY = {"p50": None, "p90": None, "p95": None, "count": 0}
@@ -54,6 +55,7 @@ def test_the_table_has_the_keys_of_the_issue_and_means_over_seeds() -> None:
     assert {"ttfp_ms", "continuity", "waste", "useful_rps", "rtf"} <= set(fcfs["c"]["8"])
     assert fcfs["c"]["8"]["continuity"] == 0.875
     assert fcfs["c"]["8"]["spread"]["continuity"] == [0.75, 1.0]
+    assert fcfs["c"]["8"]["pages_restored"] == 6.0
     assert fcfs["useful_rps_at_slo"] == 0.0
     assert ours["useful_rps_at_slo"] == 3.2
     assert table["against_fcfs"]["interaction"] == {
