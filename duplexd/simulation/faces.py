@@ -194,7 +194,7 @@ class FaceLink:
         begun = self._begun.pop(chunk.chunk_id)
         while self._changes and self._changes[0].condition <= made.condition:
             self.reactions.append(Reaction(self._changes.popleft().at, begun, now, stretch.at))
-        if self._stopped_at is not None:
+        if self._stopped_at is not None and not self.eye.frozen:  # Until the cut it is still the old epoch's.
             self.again.append(Nanos(now - self._stopped_at))
             self._stopped_at = None
 

@@ -82,13 +82,14 @@ def test_what_is_far_ahead_of_the_eye_is_long_in_reacting() -> None:
 
 
 def test_an_interruption_takes_away_what_was_made_ahead_and_a_new_epoch_begins_where_the_picture_stood() -> None:
-    scenario = load(interrupt_every_s=8.0, duration_s=120.0)
+    scenario = load(interrupt_every_s=10.0, duration_s=600.0)
     free, gated = run(scenario, "fcfs"), run(scenario, "interaction")
     link = gated.links[SessionId(1)]
     again = [took / NANOS_PER_MS for took in link.again]
 
-    assert len(again) > 5
-    # The old epoch's launch holds the generator for its time, and nothing else stands in the way but the network.
+    assert len(again) > 30
+    # The old epoch's launch holds the generator for its time, and nothing else stands in the way but the network. What
+    # the old epoch still publishes until the engine has learnt of it (seed 1: 5 and 14 ms later) is no answer.
     assert all(FILL_MS <= ms <= 700 + FILL_MS + 100 for ms in again)
     assert {epoch for epoch, _ in link.published} == set(range(len(again) + 1))
     assert figures(free)["waste"] > 4 * figures(gated)["waste"] > 0
@@ -171,7 +172,7 @@ def test_the_command_shows_what_it_writes(tmp_path: Path, capsys: pytest.Capture
         ("chunk_ms = 1000", "chunk_ms = 2000", "face.chunk_ms is 2000"),
         ("interrupt_every_s = 30", "interrupt_every_s = 0.1", "0 or at least 1"),
         ("people = 1", "persons = 1", "unknown field `persons`"),
-        ("duration_s = 120", "duration_s = 0", "duration_s is 0"),
+        ("duration_s = 600", "duration_s = 0", "duration_s is 0"),
     ],
 )
 def test_a_bad_scenario_is_refused_in_words(tmp_path: Path, before: str, after: str, wrong: str) -> None:
