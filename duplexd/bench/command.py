@@ -214,6 +214,13 @@ def run_policies(options: argparse.Namespace) -> int:
     return 0
 
 
+def _halves(percentiles: dict[str, float | None]) -> str:
+    """P50 and P90 in one cell."""
+    from duplexd.bench.policies import shown
+
+    return "/".join(shown(percentiles[share], ".0f") for share in ("p50", "p90"))
+
+
 def _publish_cells(scenarios: dict[str, Any], report: dict[str, Any], file: Path | None) -> int:
     """{scenario: {policy: {load: figures}}} as a table, and the report as JSON."""
     from rich.console import Console
@@ -222,15 +229,17 @@ def _publish_cells(scenarios: dict[str, Any], report: dict[str, Any], file: Path
     from duplexd.bench.policies import shown
 
     table = Table(
-        "scenario", "policy", "load", "server ms p90", "first tokens, away", "continuity", "waste", "useful/s"
+        *("scenario", "policy", "load", "ear ms p50/p90", "server ms p90", "first tokens, away", "continuity"),
+        *("waste", "useful/s", "guessed in vain, s"),
     )
     for scenario, policies in scenarios.items():
         for policy, loads in policies.items():
             for load, cell in loads.items():
                 table.add_row(
-                    *(scenario, policy, load, shown(cell["ttfp_server_ms"]["p90"], ".0f")),
-                    "/".join(shown(cell["ttft_away_ms"][share], ".0f") for share in ("p50", "p90")),
-                    *(shown(cell["continuity"], ".1%"), shown(cell["waste"], ".1%"), shown(cell["useful_rps"], ".3f")),
+                    *(scenario, policy, load, _halves(cell["ttfp_ms"]), shown(cell["ttfp_server_ms"]["p90"], ".0f")),
+                    *(_halves(cell["ttft_away_ms"]), shown(cell["continuity"], ".1%")),
+                    *(shown(cell["waste"], ".1%"), shown(cell["useful_rps"], ".3f")),
+                    shown(cell["guesses_dropped_s"]["render"], ".1f"),
                 )
     Console(width=max(120, Console().width)).print(table)
     if file is not None:

@@ -59,7 +59,10 @@ ABLATIONS: dict[str, tuple[str, ...]] = {
         "misfit=stop",
     ),
     "pocket": ("speculation=false", "slack_chunks=false", "prefill=false"),
-    "returning": ("next_use=false", "preload=false", "prefill=false", "misfit=stop"),
+    "returning": (
+        *("next_use=false", "preload=false", "prefill=false", "misfit=stop"),
+        "prefill=false preload=false",  # They stand in for one another: with either gone the other does its work.
+    ),
 }
 #: `interaction` without everything but bringing memory back early: an engine of requests, and that alone.
 PRELOAD_ALONE = (
@@ -232,23 +235,26 @@ def _about(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
 def ablations(
     file: Path, *, output: Path | None, processes: int = 2, said: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Each mechanism of `interaction` taken away alone: {"ablations": {scenario: {policy: {load: figures}}}}.
+    """Each mechanism of `interaction` taken away alone, and those that stand in for one another together:
+    {"ablations": {scenario: {policy: {load: figures}}}}, and what each scenario's runs rest on under `digests`.
 
     Args:    file: the closed loop of listeners; the other scenarios lie beside it.
     """
     found: dict[str, Any] = {}
+    digests: dict[str, str] = {}
     for name, options in ABLATIONS.items():
         scenario = _closed(file if name == "listeners" else file.parent / f"{name}.toml")
         if name == "listeners":
             scenario = msgspec.structs.replace(scenario, duration_s=SWEEP_S)
-            loads: tuple[tuple[int, float], ...] = GOAL_LOADS
+            loads: tuple[tuple[int, float], ...] = SWEEP_LOADS
         else:
             loads = ((scenario.arrivals.concurrency, scenario.barge_in),)
         policies = ["interaction", *(f"interaction {option}" for option in options)]
         wanted = runs_of(policies, SWEEP_SEEDS, loads)
         reports = run_all(scenario, wanted, output=output, processes=processes, said=said).reports
         found[name] = {policy: _cells(reports, policy, SWEEP_SEEDS, loads) for policy in policies}
-    return {"seeds": list(SWEEP_SEEDS), "ablations": found}
+        digests[name] = digest_of(scenario)
+    return {"seeds": list(SWEEP_SEEDS), "digests": digests, "ablations": found}
 
 
 def warm(
@@ -432,6 +438,7 @@ def averaged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     cell["turns"] = sum(r["turns"] for r in reports)
     cell["turns_away"] = sum(r["ttft_away_ms"]["count"] for r in reports)
+    cell["pages_restored"] = _mean((r["counters"].get("pages_restored", 0.0) for r in reports), 1)
     cell["guesses_dropped_s"] = {
         stage: _mean((r["guesses"]["dropped_s"][stage] for r in reports), 2) for stage in reports[0]["waste_per_stage"]
     }

@@ -827,11 +827,13 @@ class EngineCore:
                 pages=self._pages_needed,
                 latents=1.0 - stores.latents.free_count / stores.latents.spec.count,
                 out_slots=1.0 - len(stores.out_slots) / max(1, stores.out_slots_count),
-                lanes={
-                    lane: used
-                    for lane, used in self.monitor.utilisation(self._now).items()
-                    if lane not in self._face_lanes
-                },
+                lanes=MappingProxyType(
+                    {
+                        lane: used
+                        for lane, used in self.monitor.utilisation(self._now).items()
+                        if lane not in self._face_lanes
+                    }
+                ),
                 places_taken=residency.seated_count,
                 places_free=max(0, residency.places.count - residency.seated_count),
                 places_waited_for=residency.waiting_count,

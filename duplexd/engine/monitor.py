@@ -1,11 +1,12 @@
 """What the engine knows about itself: counters, stage times, an event ring, a pressure snapshot.
 
-Nothing here decides anything, and nothing here knows of transports. Policies read `Load`, the half of a `Pressure` that
-all sessions share; its other half reaches them piece by piece, as `Work` and `Moment`. The whole snapshot and the ring
-are for whoever holds the core: tests today, a debugger, a simulation.
+Nothing here decides anything, and nothing here knows of transports. Policies read `Load`, the half of a `Pressure`
+that all sessions share. Its other half is O(sessions) to make, and an order is made offer by offer: so each offer
+brings what is needed of its own session (`Work`, `Moment`; policy.py says which figure is where). The whole `Pressure`
+and the ring are for whoever looks at the engine from outside: a test, a debugger, a simulation.
 
 1. The ring keeps the newest events and counts those that fell out; it never grows.
-2. A `Pressure` is a value: whoever holds one sees the engine as it was `at` that moment.
+2. A `Pressure` is a value, mappings included: whoever holds one sees the engine as it was `at` that moment.
 3. What was not measured is None, so that a policy can turn off exactly the term that needs it.
 """
 
@@ -42,7 +43,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class SessionPressure(msgspec.Struct, frozen=True):
-    """One session as policies see it."""
+    """One session, as whoever looks at the engine sees it; what policies see of it comes with each offer (`Work`)."""
 
     session: SessionId
     epoch: Epoch

@@ -1,6 +1,16 @@
 """Scheduling policies: one class each, chosen by name. Here, and nowhere else, engines differ in what they do first.
 
-A policy answers a few questions. It sees offers (`Work`), a `Moment` and a `Load`, never a transport or a session.
+A policy answers a few questions. It sees values alone (`Work`, `Moment`, `Gate`, `Load`; a test walks their types),
+never a transport, a session or the core. What the monitor's snapshot (`Pressure`) holds reaches it here:
+
+    playback, buffer a stage  Work.silence_at: when all that this very stage has made will have been heard;
+                              sent_silence_at: the same by the server's clock; Gate.budget: how far ahead is enough
+    speech activity           Work.need: INPUT, TURN, SPECULATION; who speaks keeps their memory (memory/eviction.py)
+    barge-in                  nothing of a dead epoch is offered, nor a step of a reply that stands still
+    pool occupancy            Moment.pool_occupancy, Work.pool_share, Load.pages
+    lanes and places          Moment.load, Moment.reach, Load.lanes, Load.places_*
+
+Its questions:
 
     rank               where an offer stands among those of its lane, and whether it may begin a launch by itself
     may_ride           whether an offer may share the launch of a more urgent one

@@ -1915,7 +1915,7 @@ class Session:
         return Progress(self.id, t.epoch, t.generation, t.playback(now), budget, t.assumed, shown)
 
     def pressure(self, now: Nanos) -> SessionPressure:
-        """This session as policies see it."""
+        """This session at this moment, as a value."""
         reply, playback = self.reply, self.timeline.playback(now)
         buffers = {
             spec.name: Ticks(max(0, self._made_until(spec.role) - playback))

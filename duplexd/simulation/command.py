@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from duplexd.simulation import faces
 from duplexd.simulation import scenario as scenarios
 from duplexd.simulation.report import figures
 from duplexd.simulation.run import Simulation
@@ -35,10 +37,16 @@ SHOWN = (
 
 
 def simulate(file: Path, *, policy: str, seed: int, output: Path | None) -> int:
-    """Run, print, write. Raises ConfigError for a bad scenario, calibration, trace or policy."""
-    scenario = scenarios.load(file)
-    report = report_of(scenario, policy=policy, seed=seed, folder=file.parent)
-    Console(soft_wrap=True).print(_table(file, scenario, report))
+    """Run, print, write; a file with a table `face` is a scenario of faces without a voice.
+
+    Raises:  ConfigError for a bad scenario, calibration, trace or policy.
+    """
+    shown: Sequence[str] = SHOWN
+    if faces.describes(file):
+        report, shown = faces.report_of(faces.load(file), policy=policy, seed=seed), faces.SHOWN
+    else:
+        report = report_of(scenarios.load(file), policy=policy, seed=seed, folder=file.parent)
+    Console(soft_wrap=True).print(_table(file, report, shown))
     if output is not None:
         output.write_text(text_of(report))
     return 0
@@ -59,10 +67,10 @@ def text_of(report: dict[str, Any]) -> str:
     return json.dumps(report, indent=1, sort_keys=False) + "\n"
 
 
-def _table(file: Path, scenario: Scenario, report: dict[str, Any]) -> Table:
-    title = f"{file.name}: policy {report['policy']}, seed {report['seed']}, calibration {scenario.calibration}"
+def _table(file: Path, report: dict[str, Any], shown: Sequence[str]) -> Table:
+    title = f"{file.name}: policy {report['policy']}, seed {report['seed']}, calibration {report['calibration']}"
     table = Table("figure", "value", show_header=False, title=title, title_justify="left")
-    for name in SHOWN:
+    for name in shown:
         table.add_row(name, _shown(report[name]))
     return table
 

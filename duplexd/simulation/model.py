@@ -77,11 +77,19 @@ class Transcript(Protocol):
         """Words that end inside a stretch of a session's input, spaces between; 16 kHz samples since it opened."""
 
 
+def speech_of(calibration: Calibration) -> Speech:
+    """How tokens become sound. Raises ConfigError where nothing is spoken."""
+    if calibration.speech is None:
+        raise ConfigError(
+            f"calibration {calibration.name} has no speech: it describes video stages only, which a scenario with a "
+            "table `face` runs"
+        )
+    return calibration.speech
+
+
 def plan(calibration: Calibration) -> ModelPlan:
     """The plan of the simulated model under one calibration. Raises ConfigError for one without speech or a stage."""
-    speech = calibration.speech
-    if speech is None:
-        raise ConfigError(f"calibration {calibration.name} has no speech: it describes video stages only")
+    speech = speech_of(calibration)
     missing = [name for name in STAGES if name not in calibration.stages]
     if missing:
         raise ConfigError(f"calibration {calibration.name} has no cost of {', '.join(missing)}")

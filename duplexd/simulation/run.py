@@ -14,12 +14,11 @@ from duplexd.engine.loop import drive
 from duplexd.engine.policy import spelled
 from duplexd.engine.process import EngineConfig, core_of, host_of, layout_of
 from duplexd.engine.stores import PAGES
-from duplexd.errors import ConfigError
 from duplexd.ids import SessionId
 from duplexd.simulation import calibration as calibrations
 from duplexd.simulation import model
 from duplexd.simulation.arrivals import TraceTurn, open_times, read_trace
-from duplexd.simulation.calibration import Calibration, Speech
+from duplexd.simulation.calibration import Calibration
 from duplexd.simulation.people import Turn, Visit, draw_turn, draw_visit
 from duplexd.simulation.scenario import Scenario
 from duplexd.simulation.world import LoadWorld, place
@@ -45,7 +44,7 @@ class Simulation:
         self.seed = seed
         self.calibration = _remembering(calibrations.load(scenario.calibration), scenario.engine.context_tokens_max)
         plan = model.plan(self.calibration)
-        speech = self.speech = _speech(self.calibration)
+        speech = self.speech = model.speech_of(self.calibration)
         name, options = spelled(policy)
         engine = scenario.engine
         sessions = max(engine.sessions_max, scenario.arrivals.concurrency)
@@ -174,12 +173,6 @@ def _remembering(calibration: Calibration, context_tokens_max: int) -> Calibrati
         return calibration
     longer = msgspec.structs.replace(speech, context_tokens_max=context_tokens_max)
     return calibrations.checked(msgspec.structs.replace(calibration, speech=longer))
-
-
-def _speech(calibration: Calibration) -> Speech:
-    if calibration.speech is None:
-        raise ConfigError(f"calibration {calibration.name} has no speech: it describes video stages only")
-    return calibration.speech
 
 
 def _mover_cost(calibration: Calibration, spec: StageSpec) -> SimulatedCost:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from duplexd.bench import policies
+from duplexd.bench import command, policies
 from duplexd.bench.policies import CHANCES, CONCURRENCIES, Kept, Run
 from duplexd.errors import ConfigError
 from duplexd.simulation import scenario
@@ -23,7 +23,8 @@ def report(**changes: Any) -> dict[str, Any]:
     flat = dict.fromkeys(("waste", "useful_rps", "replies_per_second", "pacing", "gap_ms_longest"), 0.5)
     stages = {"waste_per_stage": {"think": 0.1, "talk": 0.2, "render": 0.3}}
     guesses = {"guesses": {"dropped_s": {"think": 1.0, "talk": 0.0, "render": 0.0}}}
-    return {**dict.fromkeys(names, shares), **flat, **stages, **guesses, "continuity": 1.0, "turns": 10, **changes}
+    counted = {"continuity": 1.0, "turns": 10, "counters": {"pages_restored": 6.0}}
+    return {**dict.fromkeys(names, shares), **flat, **stages, **guesses, **counted, **changes}
 
 
 NOBODY = {"p50": None, "p90": None, "p95": None, "count": 0}
@@ -54,6 +55,7 @@ def test_the_table_has_the_keys_of_the_issue_and_means_over_seeds() -> None:
     assert {"ttfp_ms", "continuity", "waste", "useful_rps", "rtf"} <= set(fcfs["c"]["8"])
     assert fcfs["c"]["8"]["continuity"] == 0.875
     assert fcfs["c"]["8"]["spread"]["continuity"] == [0.75, 1.0]
+    assert fcfs["c"]["8"]["pages_restored"] == 6.0
     assert fcfs["useful_rps_at_slo"] == 0.0
     assert ours["useful_rps_at_slo"] == 3.2
     assert table["against_fcfs"]["interaction"] == {
@@ -197,7 +199,8 @@ def test_an_open_loop_comes_as_often_as_its_cell_says() -> None:
 
 
 def test_each_mechanism_is_taken_away_once_on_a_load_that_can_show_it(ran: list[tuple[str, Run]]) -> None:
-    found = policies.ablations(LISTENERS, output=None, processes=1, said=lambda line: None)["ablations"]
+    report = policies.ablations(LISTENERS, output=None, processes=1, said=lambda line: None)
+    found = report["ablations"]
     away = {policy.partition(" ")[2].partition("=")[0] for cells in found.values() for policy in cells} - {""}
 
     assert away == {
@@ -206,7 +209,10 @@ def test_each_mechanism_is_taken_away_once_on_a_load_that_can_show_it(ran: list[
     }
     assert all("interaction" in cells for cells in found.values())
     assert len(ran) == len(set(ran))
-    assert set(found["listeners"]["interaction"]) == {"c8 p0", "c12 p0", "c16 p0", "c8 p0.5"}
+    assert set(found["listeners"]["interaction"]) == {"c8 p0", "c12 p0", "c16 p0", "c32 p0", "c8 p0.5"}
+    assert set(report["digests"]) == set(found)
+    # What stands in for one another is taken away together as well.
+    assert "interaction prefill=false preload=false" in found["returning"]
 
 
 def test_turns_whose_memory_was_away_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,3 +231,22 @@ def test_turns_whose_memory_was_away_are_compared_part_by_part(monkeypatch: pyte
     assert found["against"]["interaction"]["p50"] == -0.7
     assert found["warm"]["interaction"]["turns_away"] == 8
     assert found["published"] == {"baseline": 302.1, "liveserve": 127.8}
+
+
+def test_what_an_ablation_costs_the_ear_stands_in_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A guess that was right shortens the wait at the ear, and nothing after the turn was taken."""
+    spread = {"p50": 745.2, "p90": 838.0}
+    cell = {
+        **dict.fromkeys(("ttfp_ms", "ttfp_server_ms"), spread),
+        "ttft_away_ms": {"p50": None, "p90": None},
+        "continuity": 1.0,
+        "waste": 0.02,
+        "useful_rps": 0.2,
+        "guesses_dropped_s": {"render": 17.1},
+    }
+    command._publish_cells({"pocket": {"interaction": {"c2 p0.3": cell}}}, {}, None)
+    shown = capsys.readouterr().out
+
+    assert "745/838" in shown
+    assert "17.1" in shown
+    assert "-/-" in shown

@@ -278,6 +278,8 @@ def test_the_pressure_snapshot_is_a_value() -> None:
     assert pressure.load.lanes["voice"] is not None
     with pytest.raises(TypeError):
         pressure.sessions[SessionId(2)] = session  # type: ignore[index]
+    with pytest.raises(TypeError):
+        pressure.load.lanes["voice"] = 0.0  # type: ignore[index]
 
 
 def test_events_of_a_conversation_lie_in_the_ring() -> None:

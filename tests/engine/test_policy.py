@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from enum import Enum
+from inspect import isfunction
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -34,6 +38,7 @@ from duplexd.engine.policy import (
     policy_of,
     spelled,
 )
+from duplexd.engine.scheduler import Scheduler
 from duplexd.engine.timeline import BUDGET_MAX
 from duplexd.engine.work import Need, Work
 from duplexd.errors import ConfigError
@@ -252,6 +257,37 @@ def test_without_company_everything_begins_a_launch_at_once() -> None:
         assert Interaction(**options).rank(far, moment(reach=REACH)).leads
     assert not Interaction().rank(far, moment(reach=REACH)).leads
     assert Interaction().rank(work(1, silence_at=None), moment(reach=REACH)).leads
+
+
+# What it sees ---------------------------------------------------------------------------------------------------------
+
+
+def strangers(kind: Any) -> list[str]:
+    """Names of all types inside `kind` that are no values: no numbers, words, enums, mappings and frozen structs."""
+    kind = getattr(kind, "__supertype__", kind)
+    if origin := get_origin(kind):
+        others = [] if origin in (Union, UnionType, Mapping, tuple) else [str(kind)]
+        return others + [name for inner in get_args(kind) if inner is not ... for name in strangers(inner)]
+    if kind in (int, float, str, bool, NoneType) or issubclass(kind, Enum):
+        return []
+    if issubclass(kind, msgspec.Struct) and kind.__struct_config__.frozen:
+        return [name for field in get_type_hints(kind).values() for name in strangers(field)]
+    return [kind.__qualname__]
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_policy_sees_values_and_answers_in_values(policy: type) -> None:
+    """No transport, no session, no core in what any policy is asked with, all the way down."""
+    questions = [
+        getattr(policy, name) for name, found in vars(SchedulingPolicy).items() if isfunction(found) and name[0] != "_"
+    ]
+
+    assert len(questions) == 5
+    assert [strangers(kind) for ask in questions for kind in get_type_hints(ask).values()] == [[]] * 12
+
+
+def test_a_transport_would_be_found_among_them() -> None:
+    assert strangers(tuple[Work, Mapping[SessionId, Scheduler]]) == ["Scheduler"]
 
 
 # Fail closed: one test a signal --------------------------------------------------------------------------------------
