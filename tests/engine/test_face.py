@@ -379,6 +379,34 @@ def test_while_a_first_sound_is_awaited_there_are_fewer_pictures() -> None:
     assert simulation.core.governor.level == 0
 
 
+def test_while_a_first_sound_is_awaited_drawing_may_take_longer() -> None:
+    """Two busy cores: a launch of the drawing takes 70 ms. Pictures are drawn one at a time then, each 120 ms before it
+    is due; two at a time would have 40.
+    """
+    simulation, (person,) = watched(until_ms=6000)
+    slow(simulation, think=2_000_000)
+    simulation.world.at(ms(3000), lambda: slow(simulation, decode=70_000))
+    person.type("say 9", at=ms(2500), key="a")
+    simulation.run()
+
+    assert {job.stride for at, job in jobs(simulation, DecodeJob) if 3000 < at < 4400} == {2}
+    assert simulation.core.monitor["face_frames_late"] == 0
+
+
+def test_pictures_that_were_planned_are_counted_and_those_of_a_hush() -> None:
+    """Half of the pictures while the first sound is awaited: the rest of the time all of them."""
+    simulation, (person,) = watched(until_ms=8000)
+    simulation.world.at(ms(2000), lambda: slow(simulation, think=1_000_000))
+    person.type("say 9", at=ms(2500), key="a")
+    simulation.run()
+    count = simulation.core.monitor
+    published = sum(news.count for _, news in orders(simulation, PublishFrames))
+
+    assert count["face_frames_dropped"] == 0
+    assert count["face_pictures_planned"] == published
+    assert count["face_frames"] - count["face_frames_hushed"] // 2 == published
+
+
 def test_a_face_that_cannot_listen_costs_the_voice_nothing() -> None:
     """What hears the voice for the face takes five seconds a piece, and there are six output slots: every word is heard
     without a gap, and what the face missed is counted.
