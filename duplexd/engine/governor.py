@@ -128,7 +128,8 @@ class Governor:
         elif self._bad >= BAD_LOOKS or _severe(seen):
             self._lose()
         elif self._bad:
-            self._quiet = 0
+            # One that costs no level does not bar the way up either: in a lively talk every fourth second is one.
+            self._quiet = max(0, self._quiet - 1)
         elif self.level and (self.fidelity.still or seen.busy is None or seen.busy <= BUSY_AGAIN):
             self._quiet += 1
             if self._quiet >= self._patience:
