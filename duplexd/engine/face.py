@@ -4,7 +4,7 @@
 2. Without a voice the face lives on by itself, no further ahead than a chunk. With one it runs as far ahead as the
    voice is known, and asks for it that much earlier (`voice_ahead`); a chunk that is due before all of its voice is
    known is cut short, and the next one goes on there.
-   While a person speaks, and until the reply's first sound, pictures are drawn later, and every second one.
+   From the person's falling silent to the reply's first sound pictures are drawn later, and every second one.
 3. A voice that begins, stops or goes on elsewhere makes every frame that was not sent be made again, from the first
    that can still be made in time. Motion goes on from the last frame before it (cut: at the cursor, by frames).
 4. A chunk hears and feels what it did when it was begun, in every stage.
@@ -159,7 +159,7 @@ class Face:
         self.id = session
         self.ended = ""  #: why there is no face any more
         self.viewed = False
-        self.hushed = False  #: a person speaks, or waits for the first sound of a reply: pictures take less time
+        self.hushed = False  #: a first sound of the character is awaited: pictures take less time
         self.copied_until = Ticks(0)  #: of the person's sound, on the input timeline
         self._model = plan
         self._plan: FacePlan = plan.face

@@ -76,7 +76,7 @@ def share_of(fidelity: Fidelity, role: Role) -> float:
     return 1.0 / fidelity.stride if role is Role.DECODE else 1.0
 
 
-HUSHED = 1  #: level of a face, at best, while a person speaks or waits for its first sound
+HUSHED = 1  #: level of a face, at best, while a person waits for its first sound
 
 
 class Seen(msgspec.Struct, frozen=True):

@@ -379,12 +379,23 @@ def test_while_a_first_sound_is_awaited_there_are_fewer_pictures() -> None:
     assert simulation.core.governor.level == 0
 
 
+def test_while_the_person_speaks_there_are_all_pictures() -> None:
+    """Two seconds of voice: every picture to its end, and then for a moment every second one."""
+    simulation, (person,) = watched(until_ms=10_000)
+    person.say(beep(2000), at=ms(3000))
+    simulation.run()
+    strides = [(at, job.stride) for at, job in jobs(simulation, DecodeJob)]
+
+    assert {stride for at, stride in strides if at < 5000} == {1}
+    assert {stride for at, stride in strides if 5000 < at < 7000} == {1, 2}
+
+
 def test_while_a_first_sound_is_awaited_drawing_may_take_longer() -> None:
     """Two busy cores: a launch of the drawing takes 70 ms. Pictures are drawn one at a time then, each 120 ms before it
     is due; two at a time would have 40.
     """
     simulation, (person,) = watched(until_ms=6000)
-    slow(simulation, think=2_000_000)
+    simulation.world.at(ms(2000), lambda: slow(simulation, think=2_000_000))
     simulation.world.at(ms(3000), lambda: slow(simulation, decode=70_000))
     person.type("say 9", at=ms(2500), key="a")
     simulation.run()
