@@ -195,13 +195,19 @@ def check_model(options: argparse.Namespace) -> int:
     if options.name in own and options.device != CPU:
         raise ConfigError(f"the suite of {options.name} runs on {CPU} only, not on {options.device}")
     face = {"face": OWN_FACES[options.name]} if options.name in OWN_FACES else {}
-    findings: list[Finding] = (
-        own[options.name].load()()
-        if options.name in own
-        else check_plan(load_plan(options.name, face, device=options.device), device=options.device)
-    )
-    for finding in findings:
-        print(f"{finding.stage:18}{finding.rule:24}{'BROKEN: ' + finding.fault if finding.fault else 'holds'}")
+
+    def told(finding: Finding) -> None:
+        said = "BROKEN: " + finding.fault if finding.fault else "holds"
+        print(f"{finding.stage:18}{finding.rule:24}{said}", flush=True)
+
+    findings: list[Finding] = []
+    if options.name in own:
+        findings = own[options.name].load()()
+        for finding in findings:
+            told(finding)
+    else:
+        plan = load_plan(options.name, face, device=options.device)
+        findings = check_plan(plan, device=options.device, told=told)
     broken = sum(bool(finding.fault) for finding in findings)
     print(f"{options.name}: {len(findings) - broken} of {len(findings)} hold")
     return 1 if broken else 0

@@ -209,9 +209,10 @@ class ClientStalled(Message, frozen=True):
 
 
 class ViewStarted(Message, frozen=True):
-    """A video track towards the person is up: pictures are wanted, and picture time 0 is due at `origin`.
+    """A video track towards the person is up: pictures are wanted, and the picture of time 0 is due at `origin`.
 
-    Picture time (`pts`) is that of the voice track as well: ticks since `origin`, whatever plays.
+    Picture time (`pts`) is that of the voice track as well, whatever plays; the picture of a pts leaves a little after
+    the voice of it (`PICTURES_BEHIND`).
     """
 
     origin: Nanos

@@ -242,7 +242,8 @@ def stop_ms(frames: list[Shown], at: Nanos, speaks: Callable[[Shown], bool]) -> 
 
 
 Series: TypeAlias = NDArray[np.float64]
-Frames: TypeAlias = dict[str, float]  #: what the browser counted in a while, with its `seconds` and `fps`
+#: What the browser counted in a while, with its `seconds` and `fps`; in talk also how many were `planned`.
+Frames: TypeAlias = dict[str, float]
 
 
 async def measure_frames(eye: Eye, *, seconds: float) -> Frames:
@@ -260,6 +261,23 @@ def frames_between(before: dict[str, Any], after: dict[str, Any]) -> Frames:
     counts = {name: float(after.get(name, 0) - before.get(name, 0)) for name in names}
     seconds = (after["timestamp"] - before["timestamp"]) / 1000
     return counts | {"seconds": seconds, "fps": counts["framesReceived"] / seconds}
+
+
+def planned_between(before: dict[str, float], after: dict[str, float]) -> float:
+    """Pictures that were to be sent between two readings of the daemon's metrics, repeats of a still one included; not
+    those that a change of the voice took back. The engine's counts are up to a second old at both.
+    """
+
+    def count(name: str) -> float:
+        return after.get(f"duplexd_{name}", 0.0) - before.get(f"duplexd_{name}", 0.0)
+
+    made_again = count("frontend_pictures_cut_total")
+    return count("engine_face_pictures_planned") - made_again + count("frontend_pictures_repeated_total")
+
+
+def planned_share(frames: Frames) -> float | None:
+    """Of the pictures that were planned, those the browser received; None when none was."""
+    return round(frames["framesReceived"] / frames["planned"], 3) if frames["planned"] else None
 
 
 # Lips of the pocket face ----------------------------------------------------------------------------------------------
@@ -356,6 +374,7 @@ class Talk(msgspec.Struct, frozen=True):
 async def measure_talk(stage: Stage, eye: Eye, *, seconds: float) -> Talk:
     """At least so long, from the first question to the end of the last answer."""
     before, cpu, began = await eye.inbound(), face_cpu_s(stage), clock.now()
+    counted = await stage.daemon.metrics()
     lips: list[Lips] = []
     turn = 0
     while clock.now() - began < seconds * NANOS_PER_SECOND:
@@ -368,18 +387,23 @@ async def measure_talk(stage: Stage, eye: Eye, *, seconds: float) -> Talk:
         turn += 1
     took = (clock.now() - began) / NANOS_PER_SECOND
     share = (face_cpu_s(stage) - cpu) / took
-    return Talk(frames_between(before, await eye.inbound()), tuple(lips), share)
+    frames = frames_between(before, await eye.inbound())
+    frames["planned"] = planned_between(counted, await stage.daemon.metrics())
+    return Talk(frames, tuple(lips), share)
 
 
 async def measure_spoken(stage: Stage, eye: Eye, *, seconds: float) -> Frames:
     """The same with spoken questions, while which fewer pictures are drawn."""
     questions, began, before = recordings.load("question"), clock.now(), await eye.inbound()
+    counted = await stage.daemon.metrics()
     turn = 0
     while clock.now() - began < seconds * NANOS_PER_SECOND:
         await stage.ask(questions[turn % len(questions)])
         await stage.wait_for("listening", limit_s=30)
         turn += 1
-    return frames_between(before, await eye.inbound())
+    frames = frames_between(before, await eye.inbound())
+    frames["planned"] = planned_between(counted, await stage.daemon.metrics())
+    return frames
 
 
 def face_cpu_s(stage: Stage) -> float:
@@ -404,8 +428,9 @@ def cpu_s(stat: str) -> float:
 #: What `bench` measures and a run without a browser does not.
 UNSEEN: dict[str, Any] = dict.fromkeys(
     (
-        "fps_received", "fps_share", "fps", "freezes", "kbit_per_s", "face_level", "skew_ms", "lip_onset_ms",
-        "lip_skew_ms", "replies_with_lips", "core_share_live", "mouth_stop_ms", "clock_stop_ms", "seen_by",
+        "fps_received", "fps_share", "fps", "planned_share", "freezes", "kbit_per_s", "face_level", "skew_ms",
+        "lip_onset_ms", "lip_skew_ms", "replies_with_lips", "core_share_live", "mouth_stop_ms", "clock_stop_ms",
+        "seen_by",
     )
 )  # fmt: skip
 
@@ -415,6 +440,8 @@ async def bench(*, replies: int = 4, stops: int = 20, seconds: float = 60.0) -> 
 
     fps_received     frames a second that reached the browser while the pocket face talked; fps_share: of 25
     fps              the same apart: the clock's; the pocket face idle, in typed talk, in spoken talk; talk_seconds
+    planned_share    pictures received of those that were planned: 25 a second, fewer while the person is waited for or
+                     time is short
     freezes          stalls the browser counted meanwhile
     skew_ms          p05 and p95 of the clock's flash against its tone, + : the voice is ahead
     lip_onset_ms     from a reply's first sound at the loudspeaker to the first frame with the pocket face's lips apart
@@ -448,6 +475,7 @@ async def bench(*, replies: int = 4, stops: int = 20, seconds: float = 60.0) -> 
         "fps_share": round(talk.frames["fps"] / FRAMES_PER_SECOND, 3),
         "fps": {name: round(one["fps"], 1) for name, one in whiles.items()}
         | {"talk_seconds": round(talk.frames["seconds"])},
+        "planned_share": {"talk": planned_share(talk.frames), "spoken": planned_share(spoken)},
         "freezes": {name: one["freezeCount"] for name, one in whiles.items()},
         "kbit_per_s": {name: round(one["bytesReceived"] / 125 / one["seconds"]) for name, one in whiles.items()},
         "face_level": {"talk": metrics.get("duplexd_engine_face_level"), "spoken": spoken_level},

@@ -4,7 +4,7 @@
 2. Without a voice the face lives on by itself, no further ahead than a chunk. With one it runs as far ahead as the
    voice is known, and asks for it that much earlier (`voice_ahead`); a chunk that is due before all of its voice is
    known is cut short, and the next one goes on there.
-   While a person speaks, and until the reply's first sound, pictures are drawn later, and every second one.
+   From the person's falling silent to the reply's first sound pictures are drawn later, and every second one.
 3. A voice that begins, stops or goes on elsewhere makes every frame that was not sent be made again, from the first
    that can still be made in time. Motion goes on from the last frame before it (cut: at the cursor, by frames).
 4. A chunk hears and feels what it did when it was begun, in every stage.
@@ -84,7 +84,9 @@ LEAD_MAX = ticks_from_ms(600)
 DRAWN_IDLE = ticks_from_ms(320)  #: how far pictures lie ahead of the eye
 DRAWN_VOICE = ticks_from_ms(640)
 DRAWN_HUSHED = ticks_from_ms(200)
-PART_FRAMES_MAX = 4  #: of a chunk that are drawn at once
+#: Of a chunk that are drawn at once. A part is begun when its end comes within reach: were it longer, what is drawn
+#: 200 ms ahead (`DRAWN_HUSHED`) would have 40 ms left for its first picture.
+PART_FRAMES_MAX = 2
 SHOWN_MIN = 3  #: frames that a chunk is worth being made for, while the voice behind them is not known yet
 #: Of the person's ring: copies that are on their way may overwrite the oldest of it while a stage reads.
 RING_GUARD = INPUT_RATE
@@ -157,7 +159,7 @@ class Face:
         self.id = session
         self.ended = ""  #: why there is no face any more
         self.viewed = False
-        self.hushed = False  #: a person speaks, or waits for the first sound of a reply: pictures take less time
+        self.hushed = False  #: a first sound of the character is awaited: pictures take less time
         self.copied_until = Ticks(0)  #: of the person's sound, on the input timeline
         self._model = plan
         self._plan: FacePlan = plan.face
@@ -467,7 +469,9 @@ class Face:
         if timeline.generation >= first:
             return
         if self._flowing:
-            self._monitor.count("face_frames_dropped", (first - timeline.generation) // self._plan.frame)
+            frames = (first - timeline.generation) // self._plan.frame
+            self._monitor.count("face_frames_dropped", frames)
+            self._monitor.count("face_pictures_planned", -(-frames // max(1, self._fidelity.stride)))
         timeline.generation = first
 
     def _frames_known(self, fidelity: Fidelity, playback: Ticks, now: Nanos) -> int:
@@ -699,9 +703,12 @@ class Face:
             self._give_back(flight)
             return
         late = min(frames, max(0, -(-(self.timeline.playback(now) - span.start) // frame)))
+        stride = made.fidelity.stride
         self._monitor.count("face_frames", frames)
         self._monitor.count("face_frames_late", late)
-        stride = made.fidelity.stride
+        self._monitor.count("face_pictures_planned", -(-frames // stride))
+        if stride > self._governor.fidelity.stride > 0:
+            self._monitor.count("face_frames_hushed", frames)
         self._emit(
             PublishFrames(
                 self.id,

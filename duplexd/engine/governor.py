@@ -76,7 +76,7 @@ def share_of(fidelity: Fidelity, role: Role) -> float:
     return 1.0 / fidelity.stride if role is Role.DECODE else 1.0
 
 
-HUSHED = 1  #: level of a face, at best, while a person speaks or waits for its first sound
+HUSHED = 1  #: level of a face, at best, while a person waits for its first sound
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -128,7 +128,8 @@ class Governor:
         elif self._bad >= BAD_LOOKS or _severe(seen):
             self._lose()
         elif self._bad:
-            self._quiet = 0
+            # One that costs no level does not bar the way up either: in a lively talk every fourth second is one.
+            self._quiet = max(0, self._quiet - 1)
         elif self.level and (self.fidelity.still or seen.busy is None or seen.busy <= BUSY_AGAIN):
             self._quiet += 1
             if self._quiet >= self._patience:

@@ -1556,10 +1556,19 @@ class Session:
         for role in [r for r in self._ready_since if r not in offered]:
             del self._ready_since[role]  # What is not wanted any more does not grow old.
         if self.face is not None and not self.closed:
-            listening = self.utterance is not None and self.reply is None
-            self.face.hushed = listening or self.speculation is not None or self.state is TurnState.THINKING
+            self.face.hushed = self._sound_is_awaited
             works += self.face.offers(now)
         return works
+
+    @property
+    def _sound_is_awaited(self) -> bool:
+        """The person has fallen silent, be it to think, and no reply sounds yet: ears and thinker have the machine."""
+        said = self.utterance
+        if self.state is TurnState.THINKING:
+            return True
+        if said is not None and not said.ended and not said.silence:
+            return False  # A reply that is guessed ahead in the middle of a voice is in no hurry.
+        return self.speculation is not None or (said is not None and self.reply is None)
 
     def _offers(self, now: Nanos) -> Iterator[Work]:
         if self._to_copy and not self._busy.get(Role.COPY):

@@ -33,6 +33,7 @@ from duplexd.media.line import (
     Muted,
     ResumeOrder,
 )
+from duplexd.media.pictures import PICTURES_BEHIND
 from duplexd.media.playout import FRAME, Playout
 from duplexd.messages import (
     AdvanceEpoch,
@@ -245,9 +246,10 @@ class SimView:
         self._follows: tuple[int, int, int] | None = None  # (epoch, pts, position) where the voice goes on
 
     def start(self, origin: Nanos) -> ViewStarted:
-        self.on, self._origin, self._follows = True, origin, None
-        self._world.at(origin + nanos_from_ticks(self._next(self._pts())), self._tick)
-        return ViewStarted(self.session, origin)
+        """`origin`: of the clock of both tracks; pictures leave `PICTURES_BEHIND` after the voice of their moment."""
+        self.on, self._origin, self._follows = True, Nanos(origin + PICTURES_BEHIND), None
+        self._world.at(self._origin + nanos_from_ticks(self._next(self._pts())), self._tick)
+        return ViewStarted(self.session, self._origin)
 
     def end(self) -> ViewEnded:
         self.on = False

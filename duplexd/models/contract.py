@@ -100,6 +100,9 @@ class Bytes:
         changed: dict[str, set[int]] = {}
         for (partition, _), placement in self._arena.layout.placements.items():
             stretch = slice(placement.offset, placement.offset + placement.nbytes)
+            # Most of an arena is weights, which nobody writes: a comparison in words, of no memory of its own.
+            if _alike(self._before[stretch], self._arena.buffer[stretch]):
+                continue
             shape = (*placement.shape, placement.nbytes // int(np.prod(placement.shape)))
             differs = (self._before[stretch] != self._arena.buffer[stretch]).view(shape)
             rows = differs.transpose(0, placement.slot_axis).flatten(1).any(1).nonzero().flatten().tolist()
@@ -112,6 +115,13 @@ class Bytes:
             mine = allowed.get(partition, set())
             stray = set() if -1 in mine else rows - mine
             assert not stray, f"{partition} slots {sorted(stray)[:8]} changed, which no job names"
+
+
+def _alike(first: Tensor, second: Tensor) -> bool:
+    """Two stretches of bytes, uint8 (n,), each from a multiple of eight on."""
+    words = first.numel() // 8 * 8
+    whole = torch.equal(first[:words].view(torch.int64), second[:words].view(torch.int64))
+    return whole and torch.equal(first[words:], second[words:])
 
 
 def held_bytes(stage: object) -> int:
@@ -165,10 +175,24 @@ def _host(values: Any) -> npt.NDArray[np.float64]:
 # The suite of a plan --------------------------------------------------------------------------------------------------
 
 
-def check_plan(plan: ModelPlan, *, device: str = "cpu") -> list[Finding]:
+def check_plan(
+    plan: ModelPlan, *, device: str = "cpu", told: Callable[[Finding], object] = lambda finding: None
+) -> list[Finding]:
     """Every rule for every stage of a plan; of a drawn face those of any family (faces.py), it has a suite of its own
     beside (models/face/contract.py).
+
+    Args:    told: hears the findings of a stage as soon as it has been tried: on a busy machine all take a minute.
     """
+    findings: list[Finding] = []
+    for some in _checked(plan, device):
+        findings += some
+        for finding in some:
+            told(finding)
+    return findings
+
+
+def _checked(plan: ModelPlan, device: str) -> Iterator[list[Finding]]:
+    """Findings by stage, in the order of the plan; then the face's, and what was claimed."""
     from duplexd.models.faces import FaceRules  # It imports this module.
 
     suite = Suite(plan, device=device)
@@ -180,16 +204,16 @@ def check_plan(plan: ModelPlan, *, device: str = "cpu") -> list[Finding]:
         Role.TALK: suite.talk,
         Role.RENDER: suite.render,
     }
-    findings: list[Finding] = []
     for spec in plan.stages.values():
         if spec.role in checks:
             try:
-                findings += checks[spec.role](spec.name)
+                found = checks[spec.role](spec.name)
             except Exception as error:  # what a rule needs of another stage is not to be had
-                findings.append(Finding(spec.name, "all rules", f"could not be tried: {type(error).__name__}: {error}"))
+                found = [Finding(spec.name, "all rules", f"could not be tried: {type(error).__name__}: {error}")]
+            yield found
     if plan.face is not None:
-        findings += FaceRules(plan, suite.arena, suite.stages).findings()
-    return [*findings, *suite.claims()]
+        yield FaceRules(plan, suite.arena, suite.stages).findings()
+    yield suite.claims()
 
 
 class Suite:

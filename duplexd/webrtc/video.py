@@ -2,8 +2,9 @@
 
 1. pts comes from the same `MediaClock` as the voice; RTP timestamps are pts in 90 kHz, so that the browser can align
    both by their sender reports (tracks.py rule 5).
-2. The track asks for a picture at each tick of 40 ms. Nothing new: nothing is sent, but for one repeat a second and one
-   for whoever asks for a key frame. Video never catches up: what is late is skipped.
+2. The track asks for a picture at each tick of 40 ms, `PICTURES_BEHIND` after the voice of that tick. Nothing new:
+   nothing is sent, but for one repeat a second and one for whoever asks for a key frame. Video never catches up: what
+   is late is skipped.
 3. Encoding takes 2 ms a frame at 512 x 512 and 7 to 11 ms for a key frame, so it runs beside the loop, on one thread
    for all sessions and at most one frame a session: a thread that cannot keep up makes tracks ask less often.
 4. aiortc's own VP8 starts anew, with a key frame, at each estimate of the line that differs by a tenth. Here the
@@ -28,8 +29,8 @@ from av.video.frame import PictureType
 from numpy.typing import NDArray
 
 from duplexd.errors import ConfigError
-from duplexd.media.pictures import I420, PICTURE_FRAME, Picture
-from duplexd.units import TICKS_PER_MS, TICKS_PER_SECOND, Ticks, ticks_from_nanos
+from duplexd.media.pictures import I420, PICTURE_FRAME, PICTURES_BEHIND, Picture
+from duplexd.units import TICKS_PER_MS, TICKS_PER_SECOND, Nanos, Ticks, ticks_from_nanos
 from duplexd.webrtc.tracks import MediaClock, next_pts, rtp_origin
 
 logger = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ class VideoTrack(MediaStreamTrack):  # type: ignore[misc]
         if self._shown.is_set():
             return
         if self._clock.origin is not None:  # Before the first track asks there is no time that could have passed.
-            position = self._clock.position(self._clock.now())
+            position = self._clock.position(Nanos(self._clock.now() - PICTURES_BEHIND))
             self._next = Ticks(max(self._next, -(-position // PICTURE_FRAME) * PICTURE_FRAME))
         self._key_wanted = True
         self._shown.set()
@@ -217,7 +218,7 @@ class VideoTrack(MediaStreamTrack):  # type: ignore[misc]
         """The next one to send and its pts, when it is due."""
         while True:
             await self._shown.wait()
-            due = self._clock.due(self._next)
+            due = Nanos(self._clock.due(self._next) + PICTURES_BEHIND)
             now = await self._clock.wait_until(due)
             if self.readyState != "live":
                 raise MediaStreamError

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from duplexd.ids import SessionId
 from duplexd.media import pictures
 from duplexd.media.line import Line
-from duplexd.media.pictures import PICTURE_FRAME, Pictures
+from duplexd.media.pictures import PICTURE_FRAME, PICTURES_BEHIND, Pictures
 from duplexd.messages import CutFrames, FramesSent, PictureShortage, PublishFrames, ViewEnded, ViewStarted
 from duplexd.units import NANOS_PER_SECOND, TICKS_PER_MS, Nanos, Ticks
 from duplexd.webrtc.video import VideoTrack
@@ -76,7 +76,8 @@ class View:
     def tick(self, track: VideoTrack | None, origin: Nanos | None, now: Nanos, *, watched: bool = False) -> None:
         """Begin or end the view as the page and its connection are now.
 
-        Args:    track: the face's, while the page is connected; origin: of its clock, once it has one.
+        Args:    track: the face's, while the page is connected; origin: of its clock, once it has one. Its pictures
+                 are due `PICTURES_BEHIND` later than its voice.
                  watched: somebody else looks, whether the page is seen or not.
         """
         if not (self.page_is_seen or watched) or track is None or origin is None:
@@ -91,7 +92,7 @@ class View:
         self._track = track
         self._line.begin_view()
         track.show()
-        self._tell(ViewStarted(self._session, origin))
+        self._tell(ViewStarted(self._session, Nanos(origin + PICTURES_BEHIND)))
         self._tell_sent(track.next_pts)
         self._begin_judging(now)
 

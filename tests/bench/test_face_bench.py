@@ -22,6 +22,8 @@ from duplexd.bench.face import (
     is_white,
     lip_onset_ms,
     lips_of,
+    planned_between,
+    planned_share,
     skews_ms,
     stop_ms,
     stops_of,
@@ -63,6 +65,21 @@ def test_figures_are_of_the_difference_of_two_readings() -> None:
 def test_a_browser_that_has_seen_nothing_gives_no_figure() -> None:
     with pytest.raises(RigError, match="no picture"):
         frames_between({}, {"timestamp": 1.0})
+
+
+def test_planned_are_those_that_were_made_or_missed_and_not_taken_back() -> None:
+    """Ten of a hundred were made again, and a picture that stayed was sent twice: 92 had to arrive, 69 did."""
+    before = {"duplexd_engine_face_pictures_planned": 40.0, "duplexd_frontend_pictures_repeated_total": 1.0}
+    after = {
+        "duplexd_engine_face_pictures_planned": 140.0,
+        "duplexd_frontend_pictures_cut_total": 10.0,
+        "duplexd_frontend_pictures_repeated_total": 3.0,
+    }
+    planned = planned_between(before, after)
+
+    assert planned == 92.0
+    assert planned_share({"framesReceived": 69.0, "planned": planned}) == 0.75
+    assert planned_share({"framesReceived": 0.0, "planned": 0.0}) is None
 
 
 def test_percentiles_of_no_tone_are_nothing() -> None:

@@ -23,6 +23,7 @@ from duplexd.engine.story import tell
 from duplexd.engine.trace import Trace, decode_command
 from duplexd.engine.work import Launch
 from duplexd.ids import ConditionVersion, SessionId
+from duplexd.media.pictures import PICTURES_BEHIND
 from duplexd.messages import (
     CutFrames,
     PersonSeen,
@@ -186,6 +187,24 @@ def test_flashes_stand_where_the_tones_do() -> None:
     assert person.view.late == 0
 
 
+@pytest.mark.parametrize(
+    ("motion_ms", "draw_ms", "late_frames"), [(9, 8, [0, 1, 1]), (20, 20, [1, 1, 1])], ids=["quiet", "busy"]
+)
+def test_lips_begin_at_most_a_frame_after_a_voice(motion_ms: int, draw_ms: int, late_frames: list[int]) -> None:
+    """A picture leaves a frame after the voice of its moment, so that much of the way through the stages is hidden."""
+    simulation, (person,) = watched(until_ms=20_000)
+    slow(simulation, generate=1000 * motion_ms, refine=1000 * motion_ms, decode=1000 * draw_ms)
+    for number, at in enumerate((1500, 6510, 11_523)):
+        person.type("say 3", at=ms(at), key=f"k{number}")
+    simulation.run()
+    truth, seen = levels(person), picture(person)
+    onsets = [at for at in sorted(truth) if truth[at] and not any(truth.get(at - back, False) for back in range(1, 20))]
+    found = [next(at for at in range(onset - 3, onset + 20) if seen[at]) - onset for onset in onsets]
+
+    assert found == late_frames
+    assert person.view.late == 0
+
+
 def test_a_voice_that_is_placed_before_the_face_has_heard_it_is_waited_for() -> None:
     """Placement and sound race each other: a frame that stays is better than a mouth that is shut for a chunk."""
     simulation, (person,) = watched(until_ms=14_000)
@@ -313,7 +332,7 @@ def test_whatever_happens_the_picture_keeps_its_promises(
     simulation.run()
 
     for person in people:
-        origin = ms(50) + 1
+        origin = ms(50) + 1 + PICTURES_BEHIND
         loud = {frame for frame, white in levels(person).items() if white}
         newest: dict[int, int] = {}
         epoch, floor = 0, 0
@@ -358,6 +377,45 @@ def test_while_a_first_sound_is_awaited_there_are_fewer_pictures() -> None:
     assert set(after) == {1}
     assert person.view.late == 0
     assert simulation.core.governor.level == 0
+
+
+def test_while_the_person_speaks_there_are_all_pictures() -> None:
+    """Two seconds of voice: every picture to its end, and then for a moment every second one."""
+    simulation, (person,) = watched(until_ms=10_000)
+    person.say(beep(2000), at=ms(3000))
+    simulation.run()
+    strides = [(at, job.stride) for at, job in jobs(simulation, DecodeJob)]
+
+    assert {stride for at, stride in strides if at < 5000} == {1}
+    assert {stride for at, stride in strides if 5000 < at < 7000} == {1, 2}
+
+
+def test_while_a_first_sound_is_awaited_drawing_may_take_longer() -> None:
+    """Two busy cores: a launch of the drawing takes 70 ms. Pictures are drawn one at a time then, each 120 ms before it
+    is due; two at a time would have 40.
+    """
+    simulation, (person,) = watched(until_ms=6000)
+    simulation.world.at(ms(2000), lambda: slow(simulation, think=2_000_000))
+    simulation.world.at(ms(3000), lambda: slow(simulation, decode=70_000))
+    person.type("say 9", at=ms(2500), key="a")
+    simulation.run()
+
+    assert {job.stride for at, job in jobs(simulation, DecodeJob) if 3000 < at < 4400} == {2}
+    assert simulation.core.monitor["face_frames_late"] == 0
+
+
+def test_pictures_that_were_planned_are_counted_and_those_of_a_hush() -> None:
+    """Half of the pictures while the first sound is awaited: the rest of the time all of them."""
+    simulation, (person,) = watched(until_ms=8000)
+    simulation.world.at(ms(2000), lambda: slow(simulation, think=1_000_000))
+    person.type("say 9", at=ms(2500), key="a")
+    simulation.run()
+    count = simulation.core.monitor
+    published = sum(news.count for _, news in orders(simulation, PublishFrames))
+
+    assert count["face_frames_dropped"] == 0
+    assert count["face_pictures_planned"] == published
+    assert count["face_frames"] - count["face_frames_hushed"] // 2 == published
 
 
 def test_a_face_that_cannot_listen_costs_the_voice_nothing() -> None:
@@ -581,7 +639,7 @@ def test_a_front_end_that_copies_nothing_out_stalls_its_own_pictures_only() -> N
 def test_whoever_finds_the_last_slot_taken_waits_for_the_next() -> None:
     """People who left still have most slots, and the front end is slow with the rest: two want the same one."""
     simulation, people = watched(until_ms=8000, sessions=3)
-    slow(simulation, decode=30_000)
+    slow(simulation, decode=24_000)
     own = simulation.core.stores.face
     assert own is not None
     own.pictures._session_max = own.pictures.count

@@ -86,6 +86,15 @@ def test_it_goes_down_to_the_floor_and_up_again_step_by_step() -> None:
     assert {a - b for a, b in pairwise(levels)} <= {0, 1}
 
 
+def test_a_busy_second_now_and_then_does_not_keep_a_level_lost() -> None:
+    """A person who asks every four seconds: the second in which a reply begins costs no level, so it bars none."""
+    levels = after(Governor(), LATE, LATE, *[WELL, WELL, WELL, LATE] * 4)
+
+    assert levels[1] == 1
+    assert levels.index(0, 1) == 11
+    assert set(levels[11:]) == {0}
+
+
 def test_a_lane_that_could_not_bear_twice_the_work_is_not_asked_to() -> None:
     governor = Governor()
     after(governor, NONE)

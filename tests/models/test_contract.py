@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from duplexd.memory.arena import Arena
+from duplexd.memory.layout import ArenaLayout
 from duplexd.models import clock
 from duplexd.models.clock import stages
-from duplexd.models.contract import CAUSAL, CLAIMED, MASKED, REDO, RESET, WHOLE, check_plan
+from duplexd.models.contract import CAUSAL, CLAIMED, MASKED, REDO, RESET, WHOLE, Bytes, Finding, Suite, check_plan
 from duplexd.streams.stage import RenderResult
 
 
@@ -104,3 +106,31 @@ def test_a_stage_that_raises_breaks_its_rules_and_not_the_suite(monkeypatch: pyt
 
     assert any("no voice today" in finding.fault for finding in findings if finding.stage == "talk")
     assert not any(finding.fault for finding in findings if finding.stage == "copy")
+
+
+def test_findings_are_told_stage_by_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits sees what was tried before the slow stages are."""
+    told: list[Finding] = []
+    known: list[int] = []
+    think = Suite.think
+
+    def thinking(suite: Suite, name: str) -> list[Finding]:
+        known.append(len(told))
+        return think(suite, name)
+
+    monkeypatch.setattr(Suite, "think", thinking)
+    findings = check_plan(clock.plan(), told=told.append)
+
+    assert told == findings
+    assert known[0] > 0
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 20], ids=["first", "end of a word", "next word", "rest"])
+def test_one_byte_that_differs_is_seen(at: int) -> None:
+    plan = clock.plan()
+    arena = Arena(ArenaLayout(plan.partitions(2)), "cpu")
+    before = Bytes(arena)
+    placement = arena.layout.placements["ingest", "pcm"]
+    arena.buffer[placement.offset + at] += 1
+
+    assert before.changed() == {"ingest": {0}}

@@ -219,6 +219,15 @@ def test_anchors_hold_who_it_is() -> None:
     assert on["moved"] < 0.5
 
 
+def test_drift_is_also_looked_at_in_drafts() -> None:
+    """What a face without its refiner would show is another motion, of the same names."""
+    weights = random_face()
+    shown, drafts = (evaluate.drift(weights, 0.1, anchored=True, refined=refined) for refined in (True, False))
+
+    assert shown["minutes"] == drafts["minutes"]
+    assert shown["off_identity_first"] != drafts["off_identity_first"]
+
+
 def test_drift_is_also_looked_at_while_both_talk() -> None:
     """The sounds are heard again and again: the mouth moves to the end, and the face is somebody's all the time."""
     rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from aiortc.codecs import vpx
 from aiortc.mediastreams import MediaStreamError
 
 from duplexd.errors import ConfigError
-from duplexd.media.pictures import I420, PICTURE_FRAME, Picture
+from duplexd.media.pictures import I420, PICTURE_FRAME, PICTURES_BEHIND, Picture
 from duplexd.units import NANOS_PER_MS, Ticks
 from duplexd.webrtc.tracks import VoiceTrack
 from duplexd.webrtc.video import (
@@ -84,7 +84,7 @@ def test_frames_carry_the_voice_clock_in_video_units(pool: ThreadPoolExecutor) -
 
     assert [packet.pts for packet in packets] == [0, 3600, 7200]
     assert [packet.pts * packet.time_base for packet in packets] == pytest.approx([0, 0.04, 0.08])
-    assert media_clock.time == media_clock.origin + 2 * PERIOD_NS
+    assert media_clock.time == media_clock.origin + PICTURES_BEHIND + 2 * PERIOD_NS
 
 
 def test_what_is_sent_can_be_decoded_and_is_the_picture(pool: ThreadPoolExecutor) -> None:
@@ -192,7 +192,9 @@ def test_a_picture_that_cannot_be_made_is_held_and_one_that_never_can_ends_the_t
 
 
 def test_voice_and_face_share_an_origin(pool: ThreadPoolExecutor) -> None:
-    """Whoever begins second is placed on the clock of whoever began first: equal pts are equal moments."""
+    """Whoever begins second is placed on the clock of whoever began first: equal pts are equal moments,
+    and a picture leaves a frame after the voice of its own.
+    """
     media_clock = ManualClock()
     origin = media_clock.time
     voice = VoiceTrack(media_clock, silence)
@@ -204,7 +206,7 @@ def test_voice_and_face_share_an_origin(pool: ThreadPoolExecutor) -> None:
         frame = await face.recv()
         return int(packet.pts), int(frame.pts) * 48 // 90
 
-    assert asyncio.run(run()) == (9600, 9600)
+    assert asyncio.run(run()) == (9600, 9600 - PICTURE_FRAME)
     assert media_clock.origin == origin
 
 

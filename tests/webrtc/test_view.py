@@ -8,7 +8,7 @@ import numpy as np
 
 from duplexd.ids import ChunkId, SessionId
 from duplexd.media.line import Line
-from duplexd.media.pictures import PICTURE_FRAME
+from duplexd.media.pictures import PICTURE_FRAME, PICTURES_BEHIND
 from duplexd.messages import CutFrames, FramesSent, PictureShortage, PublishFrames, ViewEnded, ViewStarted
 from duplexd.units import NANOS_PER_MS, Nanos, Ticks
 from duplexd.webrtc.video import VideoTrack
@@ -90,7 +90,7 @@ def test_the_view_begins_when_page_connection_and_clock_are_there() -> None:
     scene.tick()
     scene.tick()
 
-    assert scene.told == [ViewStarted(SESSION, ORIGIN)]
+    assert scene.told == [ViewStarted(SESSION, Nanos(ORIGIN + PICTURES_BEHIND))]
     assert scene.track.is_shown
     assert scene.line.seen
 

@@ -138,8 +138,8 @@ def examine(
     if drift_minutes:
         sounds = conversation(narrator, seconds=120.0) if drift_talking else None
         report["ablations"]["anchors in talk" if drift_talking else "anchors"] = {
-            name: drift(weights, drift_minutes, anchored=anchored, sounds=sounds, told=told)
-            for name, anchored in (("on", True), ("off", False))
+            name: drift(weights, drift_minutes, anchored=anchored, refined=refined, sounds=sounds, told=told)
+            for name, anchored, refined in (("on", True, True), ("off", False, True), ("on, no refiner", True, False))
         }
     return report
 
@@ -514,12 +514,14 @@ def drift(
     minutes: float,
     *,
     anchored: bool,
+    refined: bool = True,
     sounds: tuple[Sound, Sound] | None = None,
     told: Callable[[str], None] = print,
 ) -> dict[str, float]:
     """Where identity is at the start and at the end of a long session, as seen beside its anchors.
 
-    Args:    sounds: own voice and the person's, again and again for so long (`conversation`); None: silence. In talk
+    Args:    refined: False: of the generator's drafts, which follow from each other alone.
+             sounds: own voice and the person's, again and again for so long (`conversation`); None: silence. In talk
              mouths and brows move, so a median of a chunk is further from rest at both ends; what counts is `moved`.
     Figures are RMS over identity-bearing channels, in spreads of identities (identity.SPREAD).
     """
@@ -530,7 +532,8 @@ def drift(
             np.resize(sound, round(60 * minutes * rate)) for sound, rate in zip(sounds, (RATE, INPUT_RATE), strict=True)
         )
     )
-    performer = Performer(weights, _parts(own, person), anchored=anchored)
+    performer = Performer(weights, _parts(own, person), anchored=anchored, refined=refined)
+    name = f"drift, anchors {'on' if anchored else 'off'}, refiner {'on' if refined else 'off'}"
     window = max(1, chunks_of(min(300.0, minutes * 15)))
     chunks = max(2 * window, chunks_of(minutes * 60))
     spread = np.array([SPREAD[channel] for channel in IDENTITY], np.float32)
@@ -544,9 +547,7 @@ def drift(
         if where:
             sums[where] += np.stack(medians) / window
         if (index + 1) % 1000 == 0:
-            told(
-                f"drift, anchors {'on' if anchored else 'off'}: {(index + 1) * 0.32 / 60:.0f} of {minutes:.0f} minutes"
-            )
+            told(f"{name}: {(index + 1) * 0.32 / 60:.0f} of {minutes:.0f} minutes")
     from duplexd.models.face.drawing.character import load_character
 
     neutral = np.stack([load_character(name).identity.neutral()[list(IDENTITY)] for name in character_names()])

@@ -38,7 +38,7 @@ export class SightMeter {
 
 // -- lips and voice ---------------------------------------------------------------------------------------------------
 
-export const WAIT_FIRST_MS = 60; // how long a picture waits before anything was measured
+export const WAIT_FIRST_MS = 20; // how long a picture waits before anything was measured; it left 40 ms after its voice
 const WAIT_MAX_MS = 600;
 const AIM_MS = -15; // a picture that is early by that is noticed less than one that is late, as in life
 const STILL_MS = 12; // nobody sees less, and each change costs the browser a stutter
