@@ -237,7 +237,7 @@ class LiveVisit(RealtimeVisit):
         self._tell_words()
         self._communicate()
         if self.pause is not None:
-            busy = self._speaks or self.shown_state != TurnState.LISTENING.value or not self.line.playout.quiet
+            busy = self._speaks or self.line.speaking.shown is not TurnState.LISTENING or not self.line.playout.quiet
             if self.pause.tick(now, busy=busy):
                 self._rest(rests=True)
 

@@ -34,9 +34,7 @@ from duplexd.messages import (
     PublishChunk,
     PublishFrames,
     RefuseSession,
-    StateChanged,
     TurnSettled,
-    TurnState,
 )
 from duplexd.units import NANOS_PER_SECOND, Nanos, Ticks, ticks_from_nanos
 from duplexd.webrtc.audience import Audience
@@ -183,7 +181,7 @@ class RealtimeVisit:
         self.sides: list[Sink] = []  #: those among them that only joined
         self.stalled = False
         self.progress: Progress | None = None
-        self.shown_state = TurnState.LISTENING.value
+        self.counts = core.counts
         self.finished = asyncio.Event()
         self.ending: asyncio.Task[None] | None = None
         self.render: Callable[[dict[str, Any]], list[str]] = _as_json  #: an event as its client reads it
@@ -287,8 +285,6 @@ class RealtimeVisit:
         """For whoever watches the daemon, and for the detector."""
         if isinstance(news, Progress):
             self.progress = news
-        elif isinstance(news, StateChanged):
-            self.shown_state = news.state.value
         elif isinstance(news, TurnSettled):
             self.line.settle_turn(news)
 
@@ -303,7 +299,7 @@ class RealtimeVisit:
         self._tick_view(now)
         stalled = self.detached or any(s.backlog_bytes > STALL_BYTES for s in self.sinks if s not in self.sides)
         if stalled != self.stalled:
-            self.stalled = stalled
+            self.stalled = self.line.client_stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
 
     def _learn_way(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 TESTS = Path(__file__).parent.parent.parent
 FIELD, SESSION, ROUTES = (f"webrtc/realtime/test_{name}.py" for name in ("field", "session", "routes"))
 MACHINE, DAEMON, TALK = "webrtc/realtime/test_machine.py", "webrtc/test_daemon.py", "engine/test_conversation.py"
-RECEIVE, CAMERA = "webrtc/test_receive.py", "webrtc/test_camera.py"
+RECEIVE, CAMERA, SPEAKING = "webrtc/test_receive.py", "webrtc/test_camera.py", "media/test_speaking.py"
 CHANNELS, FIELD_DAEMON = "webrtc/test_peer_channels.py", "webrtc/realtime/test_field_daemon.py"
 
 CASES: dict[str, tuple[str, str]] = {
@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, str]] = {
     "T-BI-40": (MACHINE, "test_a_cancel_that_races_a_turns_own_reply_leaves_one_or_none"),
     "T-PP-01": (FIELD, "test_the_buffer_stops_when_the_last_sample_has_gone"),
     "T-PP-02": (FIELD, "test_a_client_that_never_reports_hangs_nobody"),
+    "T-PP-04": (SPEAKING, "test_who_speaks_and_is_not_heard_for_two_seconds_shows_that_it_thinks_and_is_counted"),
     "T-PP-08": (FIELD, "test_two_seconds_of_a_clients_own_buffer_are_not_mistaken_for_heard"),
     "T-RC-04": (CHANNELS, "test_a_call_whose_channel_is_closed_ends_after_its_grace"),
     "T-RC-08": (FIELD_DAEMON, "test_who_closes_and_comes_again_is_taken_at_once"),
@@ -57,7 +58,6 @@ CASES: dict[str, tuple[str, str]] = {
 }
 UNHELD = {
     "T-BI-10": "there is no client of the command line yet",
-    "T-PP-04": "nothing watches for a session that says `speaking` and is silent: no state changes and no metric tells",
     "T-RC-05": "the page counts freezes of the picture and says nothing of one, nor does it begin again by itself",
     "T-RC-07": "starting and stopping ten times with a real microphone needs the browser bench",
     "T-CON-01": "a step load of eight tracks is the soak bench's (`duplexd bench soak`)",
