@@ -121,8 +121,8 @@ class Bridge:
 
     # In ---------------------------------------------------------------------------------------------------------------
 
-    def on_text(self, text: str | bytes, now: Nanos) -> bool:
-        """One event of the client; whether it was taken."""
+    def on_text(self, text: str | bytes | dict[str, Any], now: Nanos) -> bool:
+        """One event of the client, perhaps unpacked; whether it was taken."""
         taken = self.session.on_text(text, now)
         self._carry(now)
         self._feed(now)

@@ -292,7 +292,7 @@ class RealtimeRoutes:
         """Everything the client says, until it or the session ends."""
         async for message in socket:
             if message.type is WSMsgType.TEXT:
-                visit.on_text(message.data)
+                visit.on_text(await visit.unpack(message.data))
             elif message.type is WSMsgType.BINARY:
                 visit.refuse("invalid_frame", "A binary frame: events are JSON in text frames.")
             if visit.bridge.session.closed:

@@ -319,14 +319,16 @@ class RealtimeSession:
 
     # The client -------------------------------------------------------------------------------------------------------
 
-    def on_text(self, text: str | bytes, now: Nanos) -> bool:
-        """One event as it came; whether it was taken. Whatever is wrong with it, the session goes on."""
+    def on_text(self, text: str | bytes | dict[str, Any], now: Nanos) -> bool:
+        """One event as it came, or unpacked (unpack.py); whether it was taken. Whatever is wrong with it, the session
+        goes on.
+        """
         self._now = now
         if self.closed:
             return False
         event_id = None
         try:
-            event = _decode(text, self.limits.event_bytes_max)
+            event = text if isinstance(text, dict) else _decode(text, self.limits.event_bytes_max)
             given = event.get("event_id")
             event_id = given[:512] if isinstance(given, str) else None
             self.on_event(event, now)
@@ -1214,10 +1216,16 @@ def _response_params(value: Any, param: str) -> Any:
     return _RESPONSE(value, param)
 
 
+def _sound(value: Any, param: str) -> Any:
+    """Base64, or what was unpacked already: in JSON there are no bytes."""
+    return value if isinstance(value, bytes) else _BASE64(value, param)
+
+
+_BASE64 = c.text(longest=30_000_000)
 _Act = Callable[[RealtimeSession, dict[str, Any], Nanos], None]
 _CLIENT_EVENTS: dict[str, tuple[_Act, dict[str, c.Check], tuple[str, ...]]] = {
     "session.update": (RealtimeSession._update_session, {"session": c.anything}, ("session",)),
-    "input_audio_buffer.append": (RealtimeSession._append, {"audio": c.text(longest=30_000_000)}, ("audio",)),
+    "input_audio_buffer.append": (RealtimeSession._append, {"audio": _sound}, ("audio",)),
     "input_audio_buffer.commit": (RealtimeSession._commit, {}, ()),
     "input_audio_buffer.clear": (RealtimeSession._clear_input, {}, ()),
     "conversation.item.create": (

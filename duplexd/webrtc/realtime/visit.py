@@ -43,6 +43,7 @@ from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused, shortage_of,
 from duplexd.webrtc.peer import MessageFault, Peer
 from duplexd.webrtc.realtime.bridge import Bridge
 from duplexd.webrtc.realtime.session import RealtimeSession
+from duplexd.webrtc.realtime.unpack import unpack
 from duplexd.webrtc.view import View
 
 CHANNEL = "oai-events"
@@ -219,7 +220,15 @@ class RealtimeVisit:
             if sink in sinks:
                 sinks.remove(sink)
 
-    def on_text(self, text: str | bytes) -> bool:
+    async def unpack(self, text: str) -> str | dict[str, Any]:
+        """A frame of a socket, as `on_text` takes it."""
+        return await unpack(text, longest=self.event_bytes_max)
+
+    @property
+    def event_bytes_max(self) -> int:
+        return self.bridge.session.limits.event_bytes_max
+
+    def on_text(self, text: str | bytes | dict[str, Any]) -> bool:
         """One event of the client; whether it was taken."""
         taken = self.bridge.on_text(text, clock.now())
         self.flush()
