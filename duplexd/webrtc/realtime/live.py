@@ -536,7 +536,8 @@ class LiveRoutes:
         self._remember(visit)
         self._begin(visit)
         answer = {"session": {"id": visit.live_id}, "transport": {"type": "webrtc", "sdp": peer.answer_sdp}}
-        return web.json_response(answer, status=201, headers={"Location": f"/v1/live/sessions/{visit.live_id}"})
+        headers = {"Location": f"/v1/live/sessions/{visit.live_id}", **visit.view_header}
+        return web.json_response(answer, status=201, headers=headers)
 
     async def attach(self, request: web.Request) -> web.StreamResponse:
         self._enter(request)

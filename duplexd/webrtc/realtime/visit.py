@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,6 +48,7 @@ from duplexd.webrtc.realtime.unpack import unpack
 from duplexd.webrtc.view import View
 
 CHANNEL = "oai-events"
+VIEW_HEADER = "Duplexd-View"
 BACKLOG_BYTES_MAX = 8 * 1024 * 1024  #: events that wait for a socket that does not read
 SINKS_MAX = 8  #: connections that may join one session
 CHANNEL_BYTES_MAX = 262_144  #: of an event on a data channel; Chromium and Firefox take as much or more
@@ -177,7 +179,8 @@ class RealtimeVisit:
         self.view: View | None = None  #: of a call, when the model has a face
         self.eye: CameraReceiver | None = None
         self.audience: Audience | None = None
-        self.call_id = ""
+        self.call_id = ""  #: by which whoever knows it controls the session
+        self.view_id = f"view_{secrets.token_urlsafe(18)}"  #: by which whoever knows it watches, and no more
         self.sinks: list[Sink] = []
         self.sides: list[Sink] = []  #: those among them that only joined
         self.stalled = False
@@ -219,6 +222,11 @@ class RealtimeVisit:
         for sinks in (self.sinks, self.sides):
             if sink in sinks:
                 sinks.remove(sink)
+
+    @property
+    def view_header(self) -> dict[str, str]:
+        """Told to whoever began the session, to be handed on to those who may watch it."""
+        return {VIEW_HEADER: f"/v1/whep?session={self.view_id}"}
 
     async def unpack(self, text: str) -> str | dict[str, Any]:
         """A frame of a socket, as `on_text` takes it."""
