@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from duplexd.webrtc.realtime.errands import _unpack_recordings
+from duplexd.webrtc.realtime.items import HEADER_MAX, check_image
 from duplexd.webrtc.realtime.limits import EVENT_BYTES_MAX
 from duplexd.webrtc.realtime.unpack import LARGE, PART_BYTES, PIECE, parts, unpack
 from tests.webrtc.realtime.engineless import Place, at_a_door
@@ -22,9 +25,12 @@ def append(sound: bytes, **fields: Any) -> str:
 
 def unpacked(text: str, *, longest: int = EVENT_BYTES_MAX) -> tuple[Any, int]:
     """What becomes of a frame, and how many turns the loop had meanwhile."""
+    return beside(lambda: unpack(text, longest=longest))
 
+
+def beside(act: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, int]:
     async def run() -> tuple[Any, int]:
-        work = asyncio.ensure_future(unpack(text, longest=longest))
+        work = asyncio.ensure_future(act())
         turns = 0
         while not work.done():
             await asyncio.sleep(0)
@@ -130,3 +136,32 @@ def test_the_other_dialects_take_it_too() -> None:
                     heard += len(base64.b64decode((await told(side, "session.input_audio.append"))["audio"]))
 
     at_a_door(story)
+
+
+@pytest.mark.parametrize("kind", ["input_audio", "audio_url"])
+def test_a_recording_in_a_chat_is_taken_apart_too(kind: str) -> None:
+    text = base64.b64encode(MINUTE).decode()
+    given = {"data": text} if kind == "input_audio" else {"url": f"data:audio/wav;base64,{text}"}
+    messages = [{"role": "user", "content": "x"}, {"role": "user", "content": [{"type": kind, kind: given}]}]
+    _, turns = beside(lambda: _unpack_recordings(messages))
+
+    assert given["data"] == MINUTE
+    assert turns > len(text) / PIECE
+
+
+def test_a_large_recording_in_a_chat_that_is_no_base64_is_the_clients_fault() -> None:
+    part = {"type": "input_audio", "input_audio": {"data": "A" * LARGE + "!!!!"}}
+
+    async def story(place: Place) -> None:
+        body = {"messages": [{"role": "user", "content": [part]}]}
+        answer = await place.http.post("/v1/chat/completions", json=body)
+        assert (answer.status, (await answer.json())["error"]["code"]) == (400, "invalid_value")
+        assert place.session_count == 0
+
+    at_a_door(story)
+
+
+def test_of_a_picture_only_the_beginning_is_undone_to_know_its_size() -> None:
+    header = base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x40\0\0\0\x30").decode()
+
+    assert check_image("data:image/png;base64," + header.ljust(HEADER_MAX, "A") + "!", "url") == (64, 48)
