@@ -735,7 +735,9 @@ async def _unpack_recordings(messages: list[Any]) -> None:
     parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict))
     for part in parts:
         given = part.get("input_audio") or part.get("audio_url")
-        data = _data_of(given) if isinstance(given, dict) else None
+        if not isinstance(given, dict):
+            continue
+        data = _data_of(given)
         if isinstance(data, str) and len(data) >= LARGE:
             given["data"] = await undone(data)
 
