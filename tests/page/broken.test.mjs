@@ -6,6 +6,7 @@ import { test } from "node:test";
 import { Again, DELAYS_MS } from "../../duplexd/webrtc/page/again.js";
 import { Trouble } from "../../duplexd/webrtc/page/help.js";
 import { StallWatch } from "../../duplexd/webrtc/page/stall.js";
+import { Transcript } from "../../duplexd/webrtc/page/transcript.js";
 
 /** Looks five times a second; `voice`, `picture`, `messages`: until when they come; the picture once a second. */
 function watched({ voice = Infinity, picture = Infinity, messages = Infinity, hidden = [0, 0], blind = [0, 0], until = 10_000 }) {
@@ -60,6 +61,17 @@ test("no picture is missed on a hidden page, nor in the two seconds after it is 
 test("a page that stood still itself blames nobody", () => {
   const all = watched({ voice: 2000, picture: 2000, messages: 2000, blind: [2000, 8000] });
   assert.deepEqual(all, [[0, "none"], [10_000, "all"]]);
+});
+
+test("what was said before stays to be read, beside a session that counts from the beginning", () => {
+  const transcript = new Transcript(2);
+  transcript.user({ turn: 1, text: "before", stable: 6, final: true });
+  transcript.beginAnew();
+  transcript.user({ turn: 1, text: "after", stable: 5, final: true });
+  assert.deepEqual(transcript.snapshot().map(({ text }) => text), ["before", "after"]);
+  transcript.user({ turn: 2, text: "more", stable: 4, final: true }); // the oldest leaves
+  transcript.user({ turn: 1, text: "afterwards", stable: 10, final: true });
+  assert.deepEqual(transcript.snapshot().map(({ text }) => text), ["afterwards", "more"]);
 });
 
 // -- again ------------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ export const HELP = {
   },
   reconnected: {
     title: "Connected again",
-    text: "The connection had broken. This is a new conversation: the character knows nothing of the one before.",
+    text: "The connection had broken. What was said is still here to read, but this is a new conversation: the character knows nothing of it.",
     offer: [],
   },
   refused: { title: "The server refused the session", text: "", offer: ["retry"] },

@@ -44,7 +44,7 @@ let attempt = 0; // to connect; one that is not the newest has been left
 let micMuted = false; // by the person; also through a connection that broke
 
 const again = new Again({
-  connect: () => open(), tell: (step) => showAgain(step), after: (run, ms) => setTimeout(run, ms), stop: clearTimeout,
+  connect: () => open({ goesOn: true }), tell: (step) => showAgain(step), after: (run, ms) => setTimeout(run, ms), stop: clearTimeout,
 });
 
 const clock = () => performance.timeOrigin + performance.now();
@@ -154,12 +154,15 @@ async function connect(overrides = {}) {
   }
 }
 
-/** A new session in place of the one there is. Raises Trouble; false: the person has left meanwhile. */
-async function open() {
+/**
+ * A new session in place of the one there is; `goesOn`: what was said before stays to be read.
+ * Raises Trouble; false: the person has left meanwhile.
+ */
+async function open({ goesOn = false } = {}) {
   leave();
   const mine = attempt;
   hideNotice();
-  clear();
+  clear({ goesOn });
   setState("connecting");
   try {
     config = await fetchConfig(tokenOf());
@@ -208,9 +211,13 @@ function tokenOf() {
   return $("token").value || options.token;
 }
 
-function clear() {
-  transcript.clear();
-  wordsView.clear();
+function clear({ goesOn }) {
+  if (goesOn) {
+    transcript.beginAnew();
+  } else {
+    transcript.clear();
+    wordsView.clear();
+  }
   latencyView.clear();
   latencies.length = 0;
   cursor.clear();
