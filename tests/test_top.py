@@ -311,7 +311,7 @@ def test_who_talks_comes_first_and_the_rest_is_only_counted() -> None:
     def act(frontend: Frontend) -> None:
         for number in range(1, 7):
             visit_of(frontend, number)
-        frontend.visits[SessionId(5)].shown_state = "speaking"
+        frontend.visits[SessionId(5)].line.enter(TurnState.SPEAKING, Nanos(0))
         seen = snapshot(frontend, {}, rows=3)
 
         assert [s.session for s in seen.sessions] == [5, 1, 2]

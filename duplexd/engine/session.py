@@ -1339,7 +1339,13 @@ class Session:
             self.dialogue.overhear(spoken)
         if contest.hold and not told:
             self._emit(ResumePlayback(self.id, contest.hold, self.timeline.epoch))
-        self._enter(TurnState.SPEAKING if self.reply is not None else TurnState.LISTENING)
+        self._enter(self._state_of_reply())
+
+    def _state_of_reply(self) -> TurnState:
+        """A reply of which no sound has been handed over is still being thought."""
+        if self.reply is None:
+            return TurnState.LISTENING
+        return TurnState.SPEAKING if self.reply.published_at else TurnState.THINKING
 
     def _drop_branch(self) -> None:
         if self.contest is not None and self.contest.branch is not None:

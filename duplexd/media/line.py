@@ -8,6 +8,7 @@ Audio, page reports and engine news go in with `now`; facts for the engine and o
 4. Nothing here waits: `tick` is called every 20 ms.
 5. While somebody sees the character, the engine is told which sound stands at which pts: at each place where sound
    enters the track or does not follow what was there, and where it is stopped before its end.
+6. A session that says that it speaks is watched (speaking.py): what its client is shown follows the ear, not the plan.
 
     FREE --voice over the reply--> HELD --engine: resume / advance, or hold_max--> FREE
 """
@@ -26,6 +27,7 @@ from duplexd.ids import Epoch, ResponseId, SessionId, TurnId
 from duplexd.media.echo import EchoReference, EchoRule
 from duplexd.media.framer import AudioBlock, Framer
 from duplexd.media.playout import FRAME, Entry, Pcm, Place, Playout, Taken
+from duplexd.media.speaking import SpeakingWatch
 from duplexd.media.uplink import Behind, Uplink
 from duplexd.media.vad import GateRule, Started, Stopped, VoiceGate
 from duplexd.messages import (
@@ -41,6 +43,7 @@ from duplexd.messages import (
     TextArrived,
     TurnOutcome,
     TurnSettled,
+    TurnState,
     VoicePlaced,
     VoiceStarted,
     VoiceStopped,
@@ -129,6 +132,12 @@ class FlushOrder(msgspec.Struct, frozen=True):
     at: Ticks  #: where the old epoch was cut
 
 
+class StateShown(msgspec.Struct, frozen=True):
+    """What the session shows has changed without the engine's saying so."""
+
+    state: TurnState
+
+
 class LatencyReady(msgspec.Struct, frozen=True):
     """One turn's latency in contiguous parts, milliseconds; they sum to the total."""
 
@@ -191,6 +200,8 @@ class Line:
         self.allow_barge_in = allow_barge_in
         self.holds = holds  #: a voice over the reply freezes it; else the reply plays on while the voice is judged
         self.silent = False  #: the page's sound is blocked: nothing is being heard
+        self.client_stalled = False  #: the client reads nothing, or has gone and may come back
+        self.speaking = SpeakingWatch()
         self.way = Way()  #: while nobody reports
         self.hold: Hold | None = None
         self.framer = Framer()
@@ -521,6 +532,10 @@ class Line:
         self._out.extend(self._after_advance)
         self._after_advance.clear()
 
+    def enter(self, state: TurnState, now: Nanos) -> None:
+        """The session is in this state from now on, says the engine."""
+        self.speaking.enter(state, now)
+
     def measure(self, news: LatencyMeasured) -> None:
         """The engine's part of a turn's latency; the rest is added when its first sample has been heard."""
         self._latency, self._sent_at = news, Nanos(0)
@@ -619,7 +634,7 @@ class Line:
 
     def tick(self, now: Nanos) -> None:
         """Deadlines: a hold nobody decided, a voice that may hold now, reports that stay away, a microphone that fell
-        silent.
+        silent, a character that says that it speaks and is not heard.
         """
         if self.hold is not None and now - self.hold.since >= self._hold_max:
             self._expire_hold(now)
@@ -631,6 +646,14 @@ class Line:
             since, position = self._input_at
             lost = ticks_from_nanos(now - since - INPUT_LOST_AFTER // 2)
             self._take_blocks(self.framer.advance(Ticks(position + max(0, lost))), now)
+        has_reason = self.hold is not None or self.silent or self.client_stalled
+        if self.speaking.look(self._silent_for(now), now, has_reason=has_reason):
+            self._out.append(StateShown(self.speaking.shown))
+
+    def _silent_for(self, now: Nanos) -> Nanos:
+        """How long ago the ear reached the end of what there was; since ever, where there was nothing."""
+        place = self.playout.place(self._ear_pts(now))
+        return now if place is None else nanos_from_ticks(place.past)
 
     def _expire_hold(self, now: Nanos) -> None:
         """The engine did not decide in time: the front end alone resumes, or flushes while the voice goes on."""
@@ -670,11 +693,15 @@ class Line:
         )
 
     def _ear(self, now: Nanos) -> Place | None:
-        """Where the ear is now, by the last report carried forward, or by the conservative clock."""
+        """Where the ear is now."""
+        return self.playout.place(self._clamp(self._ear_pts(now)))
+
+    def _ear_pts(self, now: Nanos) -> int:
+        """What the ear hears now, by the last report carried forward, or by the conservative clock."""
         report = self._last_report
         if report is None or self._reports_missed(now):
-            return self.playout.place(self._pts_at(now) - self.way.lag)
-        return self.playout.place(self._clamp(report.pts + ticks_from_nanos(now - report.observed_at)))
+            return self._pts_at(now) - self.way.lag
+        return report.pts + ticks_from_nanos(now - report.observed_at)
 
     def _clamp(self, pts: int) -> int:
         """Nothing is heard that was not sent."""

@@ -39,6 +39,7 @@ from duplexd.media.line import (
     Line,
     Muted,
     ResumeOrder,
+    StateShown,
 )
 from duplexd.media.person import PersonFinder, Sighting
 from duplexd.messages import (
@@ -134,7 +135,7 @@ class Guest(Protocol):
     admitted: asyncio.Future[RefuseSession | None]
     lateness: Lateness
     progress: Progress | None
-    shown_state: str
+    counts: Counter[str]  #: of what its protocol met and its client need not know
     peer: Peer | None
     view: View | None  #: None: its client is shown no face
     eye: CameraReceiver | None  #: None: no camera is looked at
@@ -169,7 +170,7 @@ class Visit:
         self.stalled = False
         self.lateness = Lateness()
         self.progress: Progress | None = None  #: newest cursors the engine told
-        self.shown_state = "listening"
+        self.counts: Counter[str] = Counter()  #: the page's wire counts nothing
         self.view: View | None = None  #: None: the model has no face
         self.eye: CameraReceiver | None = None  #: None: no camera is looked at
         self.audience: Audience | None = None
@@ -209,7 +210,7 @@ class Visit:
         self._tick_view(now)
         stalled = self.peer is not None and self.peer.backlog_bytes > STALL_BYTES
         if stalled != self.stalled:
-            self.stalled = stalled
+            self.stalled = self.line.client_stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
 
     def on_person(self, seen: Sighting) -> None:
@@ -372,13 +373,19 @@ class Visit:
                     self.tell(wire.State("held"))
                 case ResumeOrder():
                     self.order(wire.Resume(self._next_order(), item.hold, item.epoch, self._rtp(item.pts)))
+                    self._tell_state()  # To the engine it has been speaking all the while.
                 case FlushOrder():
                     self.order(wire.Flush(self._next_order(), item.hold, item.epoch, self._rtp(item.pts), item.at))
                 case LatencyReady():
                     total = sum(ms for _, ms in item.parts)
                     self.tell(wire.Latency(item.turn, item.response, item.parts, round(total, 1)))
+                case StateShown():
+                    self._tell_state()
                 case _:
                     self._owner.supervisor.send(item)
+
+    def _tell_state(self) -> None:
+        self.tell(wire.State(self.line.speaking.shown.value))
 
     def _next_order(self) -> int:
         self._order_id += 1
@@ -462,8 +469,8 @@ class Visit:
                     droppable=True,
                 )
             case StateChanged():
-                self.shown_state = news.state.value
-                self.tell(wire.State(news.state.value))
+                self.line.enter(news.state, clock.now())
+                self._tell_state()
             case UserWords():
                 self.tell(wire.User(news.turn, news.text, news.stable, news.final))
             case ResponseChanged():
@@ -506,6 +513,8 @@ class Frontend:
         self.counts: Counter[str] = Counter()
         self.figures = Figures()
         self._left: Counter[str] = Counter()  #: what the playouts of ended sessions counted
+        self._left_protocols: Counter[str] = Counter()  #: and their protocols
+        self._left_lapses = 0  #: and how often they said that they spoke, and were not heard
         self._left_pictures: Counter[str] = Counter()  #: and their pictures
         self._left_cameras: Counter[str] = Counter()  #: and their cameras
         self.loop_lag_ms: deque[float] = deque(maxlen=3000)  #: one a tick: the last minute
@@ -559,9 +568,16 @@ class Frontend:
                 due = loop.time()  # A stall is not made up for by a burst.
             now = clock.now()
             for visit in list(self.visits.values()):
-                self._guarded(visit, visit.tick, now)
-                self.figures.note_line(visit.line)
+                self._tick_visit(visit, now)
             self.supervisor.watch(now, busy=bool(self.visits))
+
+    def _tick_visit(self, visit: Guest, now: Nanos) -> None:
+        speaking = visit.line.speaking
+        lapses = speaking.lapses
+        self._guarded(visit, visit.tick, now)
+        self.figures.note_line(visit.line)
+        if speaking.lapses > lapses:
+            log.warning("session %d speaks, says the engine, and nothing was heard of it for 2 s", visit.session)
 
     # Sessions -----------------------------------------------------------------------------------------
 
@@ -699,6 +715,8 @@ class Frontend:
             visit.audience.close(reason)
         self.figures.note_line(visit.line)
         self._left.update(_playout_counts(visit))
+        self._left_protocols.update(visit.counts)
+        self._left_lapses += visit.line.speaking.lapses
         self._left_pictures.update(_picture_counts(visit))
         self._left_cameras.update(_camera_counts(visit))
         self.supervisor.send(SessionClosed(visit.session, reason))
@@ -731,6 +749,18 @@ class Frontend:
         for visit in self.visits.values():
             total.update(_playout_counts(visit))
         return total
+
+    def protocol_counts(self) -> Counter[str]:
+        """What the protocols of all sessions counted."""
+        total = Counter(self._left_protocols)
+        for visit in self.visits.values():
+            total.update(visit.counts)
+        return total
+
+    @property
+    def lapse_count(self) -> int:
+        """How often a session said that it spoke, and was not heard."""
+        return self._left_lapses + sum(visit.line.speaking.lapses for visit in self.visits.values())
 
     @property
     def view_count(self) -> int:

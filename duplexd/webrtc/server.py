@@ -39,6 +39,7 @@ from duplexd.webrtc.peer import guard_loop
 from duplexd.webrtc.realtime.errands import Errands
 from duplexd.webrtc.realtime.requests import BODY_BYTES_MAX
 from duplexd.webrtc.realtime.routes import DOOR, Door, RealtimeRoutes, refusals
+from duplexd.webrtc.realtime.session import COUNTED
 from duplexd.webrtc.supervisor import EngineState
 from duplexd.webrtc.watch import ROWS, ROWS_MAX, snapshot
 
@@ -203,6 +204,9 @@ class Server:
         values |= {f"frontend_{name}": float(value) for name, value in frontend.counts.items()}
         values |= {f"frontend_pictures_{name}_total": float(n) for name, n in frontend.picture_counts().items()}
         values |= {f"frontend_camera_{name}_total": float(n) for name, n in frontend.camera_counts().items()}
+        counted = dict.fromkeys(COUNTED, 0) | frontend.protocol_counts()
+        values |= {f"realtime_{name}_total": float(n) for name, n in counted.items()}
+        values["frontend_silent_speaking_total"] = float(frontend.lapse_count)
         values["frontend_persons_seen"] = float(frontend.person_count)
         skews = frontend.skew_ms
         values |= {"frontend_skew_ms_p05": _share(skews, 0.05), "frontend_skew_ms_p95": _p95(skews)}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from duplexd import __version__, clock
+from duplexd.messages import TurnState
 from duplexd.units import ms_from_ticks
 from duplexd.webrtc.frontend import Frontend, Guest
 
@@ -49,7 +50,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 def snapshot(frontend: Frontend, values: Mapping[str, float], *, rows: int) -> Snapshot:
     """Args: values: figures of the front end; rows: how many sessions to show. Cost: O(sessions), a small constant."""
     supervisor, config = frontend.supervisor, frontend.config
-    visits = sorted(frontend.visits.values(), key=lambda visit: (visit.shown_state == "listening", visit.session))
+    visits = sorted(frontend.visits.values(), key=lambda visit: (_listens(visit), visit.session))
     return Snapshot(
         version=__version__,
         model=supervisor.ready.model if supervisor.ready else config.model,
@@ -64,6 +65,10 @@ def snapshot(frontend: Frontend, values: Mapping[str, float], *, rows: int) -> S
     )
 
 
+def _listens(visit: Guest) -> bool:
+    return visit.line.speaking.shown is TurnState.LISTENING
+
+
 def _watched(visit: Guest) -> Watched:
     playout, progress = visit.line.playout, visit.progress
     current = progress is not None and progress.epoch == playout.epoch
@@ -72,7 +77,7 @@ def _watched(visit: Guest) -> Watched:
     generation = max(progress.generation, published) if progress is not None and current else published
     return Watched(
         session=visit.session,
-        state="held" if playout.held else visit.shown_state,
+        state="held" if playout.held else visit.line.speaking.shown.value,
         epoch=playout.epoch,
         playback=ms_from_ticks(playback),
         delivery=ms_from_ticks(playout.delivered),

@@ -22,6 +22,7 @@ from duplexd.messages import (
     HistoryChanged,
     ImageArrived,
     InputRefusal,
+    LatencyMeasured,
     PublishChunk,
     RefuseSession,
     ReplyWords,
@@ -29,6 +30,8 @@ from duplexd.messages import (
     ResponseState,
     ResumePlayback,
     Shortage,
+    StateChanged,
+    TurnState,
     UserWords,
 )
 from duplexd.models.clock.language import END, ClockDialect, ClockStream
@@ -643,3 +646,19 @@ def test_a_person_whose_page_does_not_read_is_waited_for_and_nobody_else_is() ->
     assert neighbour.line.playout.underruns == 0
     for listener in (stalled, neighbour):
         assert heard_words(listener) == list(range(12))
+
+
+def test_a_sound_that_was_nothing_leaves_a_reply_that_is_thought_thinking() -> None:
+    """T-PP-04: the thinker is slow, somebody knocks on the table: nobody is told that the character speaks."""
+    simulation = Simulation(until_ms=20_000)
+    think = simulation.world.stages["think"]
+    think.spec = msgspec.structs.replace(think.spec, cost=CostModel(fixed_us=500_000))
+    listener = simulation.connect(at_ms=1000)
+    listener.type("say 3", at=ms(1300), key="a")
+    listener.say(beep(160), at=ms(1500))
+    simulation.run()
+    said = [news.state for news in simulation.news(StateChanged)]
+
+    assert simulation.core.monitor.values()["false_alarms"] == 1
+    assert said == [TurnState.THINKING, TurnState.SPEAKING, TurnState.LISTENING]
+    assert simulation.times(StateChanged)[1] == simulation.times(LatencyMeasured)[0]

@@ -6,6 +6,8 @@ Each wait is for a state of the page or of the mock, with playwright's own deadl
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -246,6 +248,47 @@ def test_a_restarted_engine_is_said_and_one_click_begins_anew(serve: Serve, visi
 
     assert "engine restarted" in text
     assert session(page) == 2
+
+
+def test_a_server_that_falls_silent_is_said_and_the_page_connects_again(serve: Serve, visit: Visit) -> None:
+    """T-RC-05: the server's process stands still for three seconds; the microphone that was muted stays so."""
+    server = serve()
+    page = connected(visit(server.url + "?vad=0"))
+    page.click("#mic")
+    until(page, "x.log.filter(m => m.t === 'pos' && m.rtp).length > 5")
+    say(page, "Before")
+    speaking_after(page)
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        page.wait_for_function(
+            "document.querySelector('#frozen').textContent.startsWith('The connection is interrupted')"
+        )
+        page.wait_for_function("duplexd.events.some(e => e.kind === 'again' && e.tries === 1 && !e.waits)")
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+    page.wait_for_function(f"{CONNECTED} && duplexd.session !== 1")
+    page.wait_for_function("duplexd.events.at(-1) && duplexd.events.some(e => e.kind === 'again' && e.done)")
+
+    assert page.is_hidden("#frozen")
+    assert page.inner_text("#notice-title") == "Connected again"
+    assert page.get_attribute("#mic", "aria-pressed") == "true"
+    say(page, "After")
+    page.wait_for_function("duplexd.transcript().filter(e => e.role === 'character').length === 2")
+    said_all = page.evaluate("duplexd.transcript().filter(e => e.role === 'user').map(e => e.text)")
+    assert said_all == ["Before", "After"]
+    assert page.locator(".utterance.user").count() == 2
+
+
+def test_a_server_that_is_gone_is_tried_three_times_and_then_the_person_is_asked(serve: Serve, visit: Visit) -> None:
+    server = serve()
+    page = connected(visit(server.url + "?vad=0"))
+    server.process.kill()
+    page.wait_for_selector("#notice:visible")
+
+    assert [e["waits"] for e in events(page, "again") if e.get("waits")] == [1000, 2000, 4000]
+    assert page.is_visible("#retry")
+    assert page.is_hidden("#frozen")
+    assert page.evaluate("duplexd.state") == "idle"
 
 
 def test_no_udp_path_is_explained_within_fifteen_seconds(serve: Serve, visit: Visit) -> None:

@@ -476,6 +476,29 @@ def test_the_wait_for_a_missing_packet_ends_by_itself() -> None:
     assert [rtp for rtp, _, _ in asyncio.run(run()).pieces] == [0, FRAME, 2 * FRAME]
 
 
+def test_of_eight_people_at_once_nothing_waits_longer_than_for_a_lost_packet() -> None:
+    """T-CON-01: nothing lies between a packet and its detector but the search for a lost one."""
+    ears = [Ear() for _ in range(8)]
+    behind: dict[bool, set[int]] = {False: set(), True: set()}
+
+    async def run() -> None:
+        for n, one in enumerate(VOICE):
+            for index, ear in enumerate(ears):
+                loses = index % 2 == 1
+                if loses and (n + index) % 9 == 0:
+                    continue
+                ear.receiver.receive(one, now=Nanos(n * FRAME_NS))
+                rtp, samples, _ = ear.pieces[-1]
+                behind[loses].add((n + 1) * FRAME - (rtp + samples * 3))
+        for ear in ears:
+            ear.receiver.close()
+
+    asyncio.run(run())
+
+    assert behind[False] == {0}
+    assert max(behind[True]) <= WAIT_PACKETS * FRAME
+
+
 def test_nothing_is_delivered_after_close() -> None:
     ear = Ear()
     ear.receiver.close()

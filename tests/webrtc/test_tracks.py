@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -148,6 +150,24 @@ def _heard(decoder: OpusDecoder, payload: bytes) -> Pcm:
     pcm = decoder.decode(payload)
     assert pcm is not None
     return pcm
+
+
+def test_work_that_blocks_all_of_the_loops_threads_delays_no_packet() -> None:
+    """T-CON-04: aiortc encodes on the loop's own threads; the voice must not wait for them."""
+    over = threading.Event()
+
+    async def run() -> list[int]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        blocked = [loop.run_in_executor(None, over.wait) for _ in range(64)]
+        track = VoiceTrack(ManualClock(), silence)
+        try:
+            return [(await asyncio.wait_for(track.recv(), 5)).pts for _ in range(50)]
+        finally:
+            over.set()
+            await asyncio.gather(*blocked)
+
+    assert asyncio.run(run()) == [n * FRAME for n in range(50)]
 
 
 def test_a_stopped_track_ends() -> None:

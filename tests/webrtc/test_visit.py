@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from duplexd import clock
 from duplexd.config import Config
 from duplexd.ids import Epoch, ResponseId, SessionId, TurnId
+from duplexd.media.speaking import SILENT_MAX
 from duplexd.messages import (
     ClientStalled,
     EngineReady,
@@ -20,8 +22,11 @@ from duplexd.messages import (
     OutputState,
     ResponseChanged,
     ResponseState,
+    ResumePlayback,
+    StateChanged,
     TurnOutcome,
     TurnSettled,
+    TurnState,
     VoiceStarted,
 )
 from duplexd.units import Nanos, Span, Ticks, nanos_from_ms, ticks_from_ms
@@ -152,6 +157,39 @@ def test_who_goes_on_after_the_end_of_a_turn_is_heard_anew(outcome: TurnOutcome,
         assert len(scene.of(VoiceStarted)) == voices
 
     at(story)
+
+
+def test_after_a_false_alarm_the_page_shows_again_that_the_character_speaks() -> None:
+    """To the engine it spoke all the while, so it says nothing: the page would show a pause until the reply is over."""
+
+    async def story(scene: Scene) -> None:
+        visit, page = scene.visit(1)
+        visit.take(StateChanged(SessionId(1), TurnState.SPEAKING))
+        visit.line._order_hold(Nanos(0), at=Ticks(0), source="server")
+        visit.carry()
+        visit.take(ResumePlayback(SessionId(1), 1, Epoch(0)))
+        assert [message["state"] for message in page.of("state")] == ["speaking", "held", "speaking"]
+
+    at(story)
+
+
+def test_a_page_is_told_that_a_character_that_is_not_heard_does_not_speak(caplog: pytest.LogCaptureFixture) -> None:
+    """T-PP-04, as a page and a daemon's figures have it; also after the session."""
+
+    async def story(scene: Scene) -> None:
+        visit, page = scene.visit(1)
+        visit.take(StateChanged(SessionId(1), TurnState.SPEAKING))
+        scene.frontend._tick_visit(visit, Nanos(clock.now() + SILENT_MAX))
+        assert [message["state"] for message in page.of("state")] == ["speaking", "thinking"]
+        assert scene.frontend.lapse_count == 1
+        scene.frontend.hang_up(SessionId(1))
+        assert scene.frontend.lapse_count == 1
+
+    at(story)
+
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "session 1 speaks, says the engine, and nothing was heard of it for 2 s"
+    ]
 
 
 def spoken(visit: Visit, from_ms: int, *, level: float) -> None:

@@ -82,6 +82,11 @@ export const HELP = {
     text: "The server has not been heard for several seconds. Check the network and connect again.",
     offer: ["retry"],
   },
+  reconnected: {
+    title: "Connected again",
+    text: "The connection had broken. What was said is still here to read, but this is a new conversation: the character knows nothing of it.",
+    offer: [],
+  },
   refused: { title: "The server refused the session", text: "", offer: ["retry"] },
   closed: { title: "The session has ended", text: "", offer: ["retry"] },
 };

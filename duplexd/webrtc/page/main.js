@@ -1,6 +1,7 @@
 // The page: wires one session to what is seen, and offers window.duplexd to tests and to the curious.
 // URL: ?auto=1 connects at load, ?mic=0 without microphone, ?aec=0, ?vad=0 (only the server listens for voice), ?token=.
 
+import { Again, DELAYS_MS } from "./again.js";
 import { ShownCursor } from "./cursor.js";
 import { HELP, Trouble, closedSentence } from "./help.js";
 import { LatencyView } from "./latency.js";
@@ -39,6 +40,12 @@ let session = null;
 let config = null;
 let live = null; // the character's entry whose words are being spoken
 let frame = null;
+let attempt = 0; // to connect; one that is not the newest has been left
+let micMuted = false; // by the person; also through a connection that broke
+
+const again = new Again({
+  connect: () => open({ goesOn: true }), tell: (step) => showAgain(step), after: (run, ms) => setTimeout(run, ms), stop: clearTimeout,
+});
 
 const clock = () => performance.timeOrigin + performance.now();
 
@@ -81,6 +88,7 @@ const handlers = {
   unplugged: () => help("unplugged"),
   replugged: () => hideNotice(),
   microphone: ({ echoCancellation }) => ($("aec").checked = echoCancellation),
+  stall: ({ stalled }) => onStall(stalled),
   ended: ({ trouble }) => onEnded(trouble),
 };
 
@@ -111,32 +119,64 @@ function onLatency(message) {
   latencyView.take(message);
 }
 
+/** A picture that stands still is told; only where all has stopped is the connection made anew. */
+function onStall(stalled) {
+  if (stalled === "all") return again.begin();
+  if (again.waiting) again.cancel();
+  showFrozen(stalled === "picture" ? "The picture stands still. You can go on talking." : "");
+  return undefined;
+}
+
 function onEnded(trouble) {
   session = null;
+  if (trouble.code === "lost") {
+    setState("connecting");
+    return again.begin();
+  }
+  again.cancel();
   setState("idle");
   help(trouble.code, trouble.code === "closed" ? closedSentence(trouble.detail) : trouble.detail);
+  return undefined;
 }
 
 // -- connecting and leaving -------------------------------------------------------------------------------------------
 
 async function connect(overrides = {}) {
-  if (session) disconnect();
+  again.cancel();
+  micMuted = false;
   Object.assign(options, overrides);
-  hideNotice();
-  clear();
-  setState("connecting");
-  const mine = {};
   try {
-    config = await fetchConfig(tokenOf());
-    if (config.token_required && !tokenOf()) throw new Trouble("token");
-    const setup = { ...options, token: tokenOf(), iceServers: config.ice_servers };
-    mine.session = session = new Session({ audio: $("audio"), video: $("video"), on, options: setup });
-    await session.connect();
+    await open();
   } catch (error) {
-    if (mine.session && mine.session !== session) return; // left in the meantime
-    session = null;
     setState("idle");
     failed(error);
+    throw error;
+  }
+}
+
+/**
+ * A new session in place of the one there is; `goesOn`: what was said before stays to be read.
+ * Raises Trouble; false: the person has left meanwhile.
+ */
+async function open({ goesOn = false } = {}) {
+  leave();
+  const mine = attempt;
+  hideNotice();
+  clear({ goesOn });
+  setState("connecting");
+  try {
+    config = await fetchConfig(tokenOf());
+    if (mine !== attempt) return false;
+    if (config.token_required && !tokenOf()) throw new Trouble("token");
+    const setup = { ...options, token: tokenOf(), iceServers: config.ice_servers };
+    session = new Session({ audio: $("audio"), video: $("video"), on, options: setup });
+    session.muteMicrophone(micMuted); // before the microphone opens: not a word of who has muted it leaves
+    await session.connect();
+    showMicrophone();
+    return mine === attempt;
+  } catch (error) {
+    if (mine !== attempt) return false;
+    session = null;
     throw error;
   }
 }
@@ -155,19 +195,29 @@ function failed(error) {
 }
 
 function disconnect() {
+  again.cancel();
+  leave();
+  setState("idle");
+}
+
+function leave() {
   const leaving = session;
   session = null;
+  attempt += 1;
   leaving?.close("left");
-  setState("idle");
 }
 
 function tokenOf() {
   return $("token").value || options.token;
 }
 
-function clear() {
-  transcript.clear();
-  wordsView.clear();
+function clear({ goesOn }) {
+  if (goesOn) {
+    transcript.beginAnew();
+  } else {
+    transcript.clear();
+    wordsView.clear();
+  }
   latencyView.clear();
   latencies.length = 0;
   cursor.clear();
@@ -198,8 +248,27 @@ function quiet() {
   $("picture").hidden = true;
   showSelf(null);
   showLevels(-100, -100);
-  $("mic").setAttribute("aria-pressed", "false");
-  $("mic").querySelector(".label").textContent = "Mute";
+  showFrozen("");
+}
+
+/** Over the face: what of it is not as it should be. */
+function showFrozen(text) {
+  $("frozen").textContent = text;
+  $("frozen").hidden = !text;
+}
+
+function showAgain({ waits, tries, done, error }) {
+  const which = `(${tries} of ${DELAYS_MS.length})`;
+  record("again", { waits, tries, done, error: error?.code });
+  if (error) {
+    setState("idle");
+    failed(error);
+  } else if (done) {
+    showFrozen("");
+    help("reconnected");
+  } else {
+    showFrozen(`The connection is interrupted. Connecting again ${waits ? `in ${waits / 1000} s ` : ""}${which}.`);
+  }
 }
 
 function showSight({ fps, received, decoded, dropped, freezes, kbit, skewMs }) {
@@ -312,10 +381,14 @@ function say(text) {
 }
 
 function toggleMicrophone() {
-  const muted = $("mic").getAttribute("aria-pressed") !== "true";
-  session.muteMicrophone(muted);
-  $("mic").setAttribute("aria-pressed", String(muted));
-  $("mic").querySelector(".label").textContent = muted ? "Unmute" : "Mute";
+  micMuted = !micMuted;
+  session.muteMicrophone(micMuted);
+  showMicrophone();
+}
+
+function showMicrophone() {
+  $("mic").setAttribute("aria-pressed", String(micMuted));
+  $("mic").querySelector(".label").textContent = micMuted ? "Unmute" : "Mute";
 }
 
 async function toggleCamera() {

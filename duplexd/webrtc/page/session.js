@@ -6,6 +6,7 @@ import { Trouble, refusalCode } from "./help.js";
 import { Ears, cancelsEcho, inputMs, openMicrophone, stopAll } from "./microphone.js";
 import { DelayMeter, ageMs, passed } from "./position.js";
 import { LipSync, SightMeter, openCamera, slowDown } from "./sight.js";
+import { StallWatch } from "./stall.js";
 import { Timers } from "./timers.js";
 
 const REPEATS_MS = [20, 60]; // after the first at once: one of three arrives even on a bad path
@@ -44,6 +45,8 @@ export class Session {
     this.timers = new Timers();
     this.delays = new DelayMeter();
     this.sight = new SightMeter();
+    this.stall = new StallWatch();
+    this.stalled = "none"; // what of the server's has stopped
     this.lips = null;
     this.camera = null;
     this.gate = new Gate({
@@ -262,6 +265,16 @@ export class Session {
     const stats = await this.pc.getStats();
     this.delays.take(stats.values());
     this.sight.take(stats.values());
+    this.noteStall(stats.values());
+  }
+
+  noteStall(reports) {
+    if (this.closed) return;
+    const page = { seen: document.visibilityState !== "hidden", messageAt: this.heardAt };
+    const stalled = this.stall.look(reports, performance.now(), page);
+    if (stalled === this.stalled) return;
+    this.stalled = stalled;
+    this.on("stall", { stalled });
   }
 
   // -- sending -------------------------------------------------------------------------------------------------------

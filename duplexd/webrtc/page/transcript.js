@@ -11,6 +11,11 @@ export class Transcript {
 
   clear() {
     this.entries = [];
+    this.beginAnew();
+  }
+
+  /** A new session counts its turns and responses from the beginning; what was said before stays where it is. */
+  beginAnew() {
     this.turns = new Map();
     this.replies = new Map();
   }
@@ -23,7 +28,8 @@ export class Transcript {
   }
 
   drop(entry) {
-    (entry.role === "user" ? this.turns : this.replies).delete(entry.key);
+    const index = entry.role === "user" ? this.turns : this.replies;
+    if (index.get(entry.key) === entry) index.delete(entry.key); // else a later session's has that number
   }
 
   user({ turn, text, stable, final }) {

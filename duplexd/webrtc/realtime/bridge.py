@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duplexd.media.line import FlushOrder, HoldOrder, LatencyReady, Line, ResumeOrder
+from duplexd.media.line import FlushOrder, HoldOrder, LatencyReady, Line, ResumeOrder, StateShown
 from duplexd.messages import (
     AdvanceEpoch,
     InputCleared,
@@ -27,6 +27,7 @@ from duplexd.messages import (
     ResponseChanged,
     ResponseState,
     ResumePlayback,
+    StateChanged,
     TurnEnded,
 )
 from duplexd.units import INPUT_RATE, NANOS_PER_MS, Nanos, Ticks, ms_from_ticks, ticks_from_samples
@@ -120,8 +121,8 @@ class Bridge:
 
     # In ---------------------------------------------------------------------------------------------------------------
 
-    def on_text(self, text: str | bytes, now: Nanos) -> bool:
-        """One event of the client; whether it was taken."""
+    def on_text(self, text: str | bytes | dict[str, Any], now: Nanos) -> bool:
+        """One event of the client, perhaps unpacked; whether it was taken."""
         taken = self.session.on_text(text, now)
         self._carry(now)
         self._feed(now)
@@ -149,6 +150,9 @@ class Bridge:
             case LatencyMeasured():
                 self.line.measure(news)
                 self.session.on_news(news, now)
+            case StateChanged():
+                self.line.enter(news.state, now)
+                self.session.show(news.state)
             case ResponseChanged():
                 if news.state is ResponseState.COMPLETED:
                     self.line.playout.finish()
@@ -234,6 +238,8 @@ class Bridge:
                     self.line.answer_hold(item.hold, self._hold_since())
                 case LatencyReady():
                     self.latencies.append(item)
+                case StateShown():
+                    self.session.show(item.state)
                 case ResumeOrder() | FlushOrder():
                     pass  # Nobody at the other end mutes: silence simply turns into sound, or into nothing.
                 case _:

@@ -7,8 +7,9 @@ DELETE /v1/whep/ID               ends the view
 
 1. A publisher is sent nothing (RFC 9725: our answer only receives). Its session plays all the same, on a clock of
    its own: whoever watches hears it, and the cursor follows that clock.
-2. A session is named by the id of its call, which nobody guesses, or by its number, which anybody does: for that the
-   daemon's own token is needed, not a client secret.
+2. A session is named by its view id, which is good for watching and nothing else; by the id of its call, which is good
+   for everything, so that its owner hands on the other; or by its number, which anybody guesses: for that the daemon's
+   own token is needed, not a client secret.
 3. Candidates stand in the offer and in the answer. There is no trickle and no restart: PATCH gets 501 (RFC 9725 §4.3).
 """
 
@@ -138,7 +139,9 @@ class BroadcastRoutes:
         visit.call_id = whip_id
         realtime.calls[whip_id] = visit
         visit.begin(peer)
-        return self._created(f"/v1/whip/{whip_id}", peer.answer_sdp)
+        created = self._created(f"/v1/whip/{whip_id}", peer.answer_sdp)
+        created.headers.update(visit.view_header)
+        return created
 
     async def unpublish(self, request: web.Request) -> web.Response:
         self._enter(request)
@@ -211,7 +214,8 @@ class BroadcastRoutes:
                 raise Refusal(403, "token_required", said, param="session")
             guest = visits.get(SessionId(int(name[:18])))
         else:
-            guest = next((g for g in visits.values() if isinstance(g, RealtimeVisit) and g.call_id == name), None)
+            sessions = (g for g in visits.values() if isinstance(g, RealtimeVisit))
+            guest = next((g for g in sessions if name in (g.call_id, g.view_id)), None)
         if guest is None:
             raise Refusal(404, "session_not_found", f"There is no session '{name[:80]}'.", param="session")
         return guest

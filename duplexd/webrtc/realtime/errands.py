@@ -41,6 +41,7 @@ from duplexd.webrtc.realtime.routes import RealtimeRoutes
 from duplexd.webrtc.realtime.secrets import Key
 from duplexd.webrtc.realtime.session import SCRIPT_MAX, RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import METADATA, TOOL_CHOICE, Settings
+from duplexd.webrtc.realtime.unpack import LARGE, undone
 from duplexd.webrtc.realtime.visit import RealtimeVisit
 
 ANSWER_WITHIN_S = 120.0  #: between two events of a session that is asked for something
@@ -303,6 +304,7 @@ class Errands:
         return await self._once(request, lambda: self._chat(request, key, wanted), _encoder.encode(wanted))
 
     async def _chat(self, request: web.Request, key: Key, wanted: dict[str, Any]) -> web.StreamResponse:
+        await _unpack_recordings(wanted["messages"])
         chat = Chat(wanted, model=self._realtime.served(request))
         steps = chat.steps()
         async with self._errand(key, asked=chat.session(key.settings)) as errand:
@@ -697,6 +699,13 @@ def _call_item(call: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function_call", "call_id": call.get("id"), "name": function.get("name"), "arguments": arguments}
 
 
+def _recording_of(data: Any, param: str) -> bytes:
+    try:
+        return base64.b64decode(c.text(longest=BODY_BYTES_MAX)(data, f"{param}.input_audio.data"), validate=True)
+    except ValueError as error:
+        raise Fault("invalid_value", f"The sound is not base64: {error}.", param=param) from error
+
+
 def _create(item: dict[str, Any]) -> Any:
     async def step(errand: Errand) -> None:
         errand.send("conversation.item.create", item=item)
@@ -720,15 +729,29 @@ def _part_step(part: Any, param: str) -> Any:
     raise invalid(f"{param}.type", part.get("type"), "text, image_url, input_audio")
 
 
+async def _unpack_recordings(messages: list[Any]) -> None:
+    """Large recordings become bytes: at once they would hold up everybody's voice."""
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict))
+    for part in parts:
+        given = part.get("input_audio") or part.get("audio_url")
+        if not isinstance(given, dict):
+            continue
+        data = _data_of(given)
+        if isinstance(data, str) and len(data) >= LARGE:
+            given["data"] = await undone(data)
+
+
+def _data_of(given: dict[str, Any]) -> Any:
+    return given.get("data") or str(given.get("url", "")).partition(";base64,")[2]
+
+
 def _listen(part: dict[str, Any], param: str) -> Any:
     given = part.get("input_audio") or part.get("audio_url")
     if not isinstance(given, dict):
         raise invalid(f"{param}.input_audio", given, "an object")
-    data = given.get("data") or str(given.get("url", "")).partition(";base64,")[2]
-    try:
-        recording = base64.b64decode(c.text(longest=BODY_BYTES_MAX)(data, f"{param}.input_audio.data"), validate=True)
-    except ValueError as error:
-        raise Fault("invalid_value", f"The sound is not base64: {error}.", param=param) from error
+    data = _data_of(given)
+    recording = data if isinstance(data, bytes) else _recording_of(data, param)
     if not recording:
         raise missing(f"{param}.input_audio.data")
 

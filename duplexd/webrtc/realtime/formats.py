@@ -46,22 +46,25 @@ class WireIn:
         self._resampler = Resampler(self.rate, INPUT_RATE)
         self._odd = b""
 
-    def push(self, text: str) -> tuple[Pcm, int]:
+    def push(self, sound: str | bytes) -> tuple[Pcm, int]:
         """(samples at 16 kHz, bytes taken). Raises InputRefused; then nothing has changed."""
-        samples, count = self.decode(text)
+        samples, count = self.decode(sound)
         return self.resample(samples), count
 
     def resample(self, samples: Pcm) -> Pcm:
         """Samples of the wire's rate, in their order, at 16 kHz."""
         return self._resampler.push(samples)
 
-    def decode(self, text: str) -> tuple[Pcm, int]:
-        """(samples at the wire's rate, bytes taken). Raises InputRefused for text that is no base64.
+    def decode(self, sound: str | bytes) -> tuple[Pcm, int]:
+        """(samples at the wire's rate, bytes taken), of base64 or of bytes whose base64 was undone before (unpack.py).
+        Raises InputRefused for text that is no base64.
 
-        Cost: 15 MiB take 0.1 s with their JSON. To resample them takes a second: that is done 20 ms at a time.
+        Cost: 9 ms for a MiB of base64, none for bytes. To resample takes far longer: that is done 20 ms at a time.
         """
+        if isinstance(sound, bytes):
+            return self._samples(sound), len(sound)
         try:
-            data = base64.b64decode(text, validate=True)
+            data = base64.b64decode(sound, validate=True)
         except (binascii.Error, ValueError) as error:
             raise InputRefused(f"the audio is not base64: {error}") from error
         return self._samples(data), len(data)

@@ -25,6 +25,7 @@ from duplexd.webrtc.realtime.faults import Fault, invalid, missing
 ITEMS_MAX = 1024  #: of one conversation; at the bound the oldest leaves, and the client is told
 TEXT_MAX = 65_536
 IMAGE_BYTES_MAX = 8 * 1024 * 1024
+HEADER_MAX = 1024 * 1024  #: characters of base64, whole groups of 4, in which a picture says its size
 IMAGE_PIXELS_MAX = 16_000_000
 _ID = c.text(longest=64, shortest=1)
 _STATUS = c.nullable(c.one_of("completed", "incomplete", "in_progress"))
@@ -197,7 +198,7 @@ def check_image(url: str, param: str) -> tuple[int, int]:
     if len(body) > IMAGE_BYTES_MAX * 4 // 3:
         raise Fault("image_too_large", f"The image has more than {IMAGE_BYTES_MAX} bytes.", param=param)
     try:
-        data = base64.b64decode(body, validate=True)
+        data = base64.b64decode(body[:HEADER_MAX], validate=True)
     except (binascii.Error, ValueError) as error:
         raise Fault("invalid_image", f"The image is not base64: {error}.", param=param) from error
     size = _png_size(data) or _jpeg_size(data)

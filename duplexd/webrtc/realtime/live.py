@@ -48,6 +48,7 @@ from duplexd.webrtc.realtime.requests import Refusal, json_body, upgrade
 from duplexd.webrtc.realtime.secrets import Key
 from duplexd.webrtc.realtime.session import RealtimeSession, Transport
 from duplexd.webrtc.realtime.settings import Settings, locked_field
+from duplexd.webrtc.realtime.unpack import event_of, parts
 from duplexd.webrtc.realtime.visit import CHANNEL, ChannelSink, RealtimeVisit, SocketSink, turn_away
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class LiveVisit(RealtimeVisit):
         self._tell_words()
         self._communicate()
         if self.pause is not None:
-            busy = self._speaks or self.shown_state != TurnState.LISTENING.value or not self.line.playout.quiet
+            busy = self._speaks or self.line.speaking.shown is not TurnState.LISTENING or not self.line.playout.quiet
             if self.pause.tick(now, busy=busy):
                 self._rest(rests=True)
 
@@ -331,12 +332,19 @@ class LiveVisit(RealtimeVisit):
                 return
         super().on_message(label, data)
 
-    def on_text(self, text: str | bytes, *, by_side: bool = False) -> bool:
-        try:
-            event = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            event = None
+    async def hear(self, text: str, *, by_side: bool) -> None:
+        """A frame of a socket; of a large one part after part, so that a sideband can be told each in its time."""
+        event = await self.unpack(text)
         if not isinstance(event, dict):
+            self.on_text(event, by_side=by_side)
+            return
+        for part in parts(event):
+            self.on_text(part, by_side=by_side)
+            await asyncio.sleep(0)
+
+    def on_text(self, text: str | bytes | dict[str, Any], *, by_side: bool = False) -> bool:
+        event = event_of(text, longest=self.event_bytes_max)
+        if event is None:
             return super().on_text(text)  # The core says what is wrong with it.
         try:
             if event.get("type") == "session.input_audio.append" and (by_side or not self.by_socket):
@@ -374,11 +382,11 @@ class LiveVisit(RealtimeVisit):
                 raise invalid("type", kind, "session.input_audio.append, .mute, .unmute, session.close, ...")
 
     def _append_sound(self, audio: Any, given: str | None) -> None:
-        if self.sides and isinstance(audio, str):
+        if self.sides and isinstance(audio, str | bytes):
             with contextlib.suppress(InputRefused):  # The core says so.
                 self._reflect(self._side_wire.push(audio)[0])
-        if self.muted and isinstance(audio, str):
-            audio = base64_of(SILENCE[self._kind] * (len(audio) * 3 // 4))
+        if self.muted and isinstance(audio, str | bytes):
+            audio = SILENCE[self._kind] * (len(audio) if isinstance(audio, bytes) else len(audio) * 3 // 4)
         self._core("input_audio_buffer.append", given, audio=audio)
 
     def _append(self, kind: str, event: dict[str, Any], given: str | None) -> None:
@@ -405,7 +413,7 @@ class LiveVisit(RealtimeVisit):
     def _core(self, kind: str, event_id: str | None, **fields: Any) -> bool:
         """An event for the core; whether it was taken."""
         event = {"type": kind, **fields, **({"event_id": event_id} if event_id else {})}
-        return super().on_text(_encoder.encode(event))
+        return super().on_text(event)
 
     def farewell(self, reason: str) -> None:
         kind = "close_requested" if "client" in reason else "connection_lost"
@@ -497,7 +505,7 @@ class LiveRoutes:
     async def _listen(self, socket: web.WebSocketResponse, visit: LiveVisit, *, by_side: bool = False) -> None:
         async for message in socket:
             if message.type is WSMsgType.TEXT:
-                visit.on_text(message.data, by_side=by_side)
+                await visit.hear(message.data, by_side=by_side)
             elif message.type is WSMsgType.BINARY:
                 visit.refuse("invalid_frame", "A binary frame: events are JSON in text frames.")
             if visit.bridge.session.closed:
@@ -528,7 +536,8 @@ class LiveRoutes:
         self._remember(visit)
         self._begin(visit)
         answer = {"session": {"id": visit.live_id}, "transport": {"type": "webrtc", "sdp": peer.answer_sdp}}
-        return web.json_response(answer, status=201, headers={"Location": f"/v1/live/sessions/{visit.live_id}"})
+        headers = {"Location": f"/v1/live/sessions/{visit.live_id}", **visit.view_header}
+        return web.json_response(answer, status=201, headers=headers)
 
     async def attach(self, request: web.Request) -> web.StreamResponse:
         self._enter(request)

@@ -26,6 +26,7 @@ from duplexd.webrtc.realtime.duplex import (
 from duplexd.webrtc.realtime.faults import Fault
 from duplexd.webrtc.realtime.secrets import Key
 from duplexd.webrtc.realtime.session import Transport
+from duplexd.webrtc.realtime.unpack import event_of
 from duplexd.webrtc.realtime.visit import RealtimeVisit, SocketSink, turn_away
 
 if TYPE_CHECKING:
@@ -164,19 +165,16 @@ class DuplexSessions:
         async for message in socket:
             if message.type is WSMsgType.BINARY:
                 session.visit.refuse("invalid_frame", "A binary frame: events are JSON in text frames.")
-            elif message.type is WSMsgType.TEXT and self._take(session, message.data):
+            elif message.type is WSMsgType.TEXT and self._take(session, await session.visit.unpack(message.data)):
                 return True
             if session.visit.bridge.session.closed:
                 return True
         return False
 
-    def _take(self, session: DuplexSession, text: str) -> bool:
+    def _take(self, session: DuplexSession, text: str | dict[str, Any]) -> bool:
         """One event; True when it closes the session."""
-        try:
-            event = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            event = None
-        if not isinstance(event, dict):
+        event = event_of(text, longest=session.visit.event_bytes_max)
+        if event is None:
             session.visit.on_text(text)  # The core says what is wrong with it.
             return False
         kind = event.get("type")
@@ -196,7 +194,7 @@ class DuplexSessions:
             session.visit.refuse(fault.code, str(fault), event_id=event_id, param=fault.param)
             return False
         for one in translated:
-            if not session.visit.on_text(_encoder.encode(one)):
+            if not session.visit.on_text(one):
                 break  # What was to follow, an answer, would be one to nothing.
         return False
 

@@ -55,6 +55,7 @@ from duplexd.webrtc.realtime.visit import (
     CHANNEL,
     CHANNEL_BYTES_MAX,
     CHANNEL_GRACE,
+    VIEW_HEADER,
     ChannelSink,
     RealtimeVisit,
     SocketSink,
@@ -164,7 +165,7 @@ def _allow(request: web.Request, answer: web.StreamResponse) -> None:
     configured = request.app[DOOR].allows(origin) if origin else False
     if configured and not answer.prepared:
         answer.headers["Access-Control-Allow-Origin"] = origin
-        answer.headers["Access-Control-Expose-Headers"] = "Link, Location"
+        answer.headers["Access-Control-Expose-Headers"] = f"Link, Location, {VIEW_HEADER}"
         answer.headers["Vary"] = "Origin"
 
 
@@ -292,7 +293,7 @@ class RealtimeRoutes:
         """Everything the client says, until it or the session ends."""
         async for message in socket:
             if message.type is WSMsgType.TEXT:
-                visit.on_text(message.data)
+                visit.on_text(await visit.unpack(message.data))
             elif message.type is WSMsgType.BINARY:
                 visit.refuse("invalid_frame", "A binary frame: events are JSON in text frames.")
             if visit.bridge.session.closed:
@@ -322,7 +323,7 @@ class RealtimeRoutes:
             self.frontend.leave(visit, "the call could not be made")
             raise
         self.calls[call_id] = visit
-        headers = {"Location": f"/v1/realtime/calls/{call_id}"}
+        headers = {"Location": f"/v1/realtime/calls/{call_id}", **visit.view_header}
         return web.Response(status=201, text=peer.answer_sdp, content_type="application/sdp", headers=headers)
 
     async def connect(self, visit: RealtimeVisit, offer: str, call_id: str) -> Peer:

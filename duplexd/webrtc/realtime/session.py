@@ -43,11 +43,11 @@ from duplexd.messages import (
     ResponseChanged,
     ResponseState,
     SettingChanged,
-    StateChanged,
     TurnOpened,
     TurnOutcome,
     TurnSettingChanged,
     TurnSettled,
+    TurnState,
 )
 from duplexd.units import NANOS_PER_MS, NANOS_PER_SECOND, Nanos, Ticks, ms_from_ticks, ticks_from_ms
 from duplexd.webrtc.realtime import check as c
@@ -78,6 +78,17 @@ RESPONSES_KEPT = 64  #: responses whose items may still be truncated
 RESPONSES_WAITING_MAX = 4
 SCRIPT_MAX = 16_384  #: characters a client may have recited
 FAULTS_PER_SECOND = 20.0  #: more errors than this, and four times as many at once, are told as a number
+#: What is counted for the daemon's figures (docs/realtime.md, Metrics).
+COUNTED = (
+    "faults",  #: errors told to clients, and those that were not told
+    "faults_untold",
+    "repeated_events",  #: that made nothing again
+    "acks_ignored",  #: playback.ack of a response that is over or unknown
+    "acks_clamped",  #: playback.ack of more sound than was sent
+    "replies_unwanted",  #: begun by the engine and withdrawn meanwhile
+    "corrections_late",  #: of what was heard, of replies that the engine had forgotten
+    "stray_samples",  #: of no response that is being made
+)
 EXPIRY_NOTICE = Nanos(60 * NANOS_PER_SECOND)
 
 
@@ -308,14 +319,16 @@ class RealtimeSession:
 
     # The client -------------------------------------------------------------------------------------------------------
 
-    def on_text(self, text: str | bytes, now: Nanos) -> bool:
-        """One event as it came; whether it was taken. Whatever is wrong with it, the session goes on."""
+    def on_text(self, text: str | bytes | dict[str, Any], now: Nanos) -> bool:
+        """One event as it came, or unpacked (unpack.py); whether it was taken. Whatever is wrong with it, the session
+        goes on.
+        """
         self._now = now
         if self.closed:
             return False
         event_id = None
         try:
-            event = _decode(text, self.limits.event_bytes_max)
+            event = text if isinstance(text, dict) else _decode(text, self.limits.event_bytes_max)
             given = event.get("event_id")
             event_id = given[:512] if isinstance(given, str) else None
             self.on_event(event, now)
@@ -853,12 +866,13 @@ class RealtimeSession:
                 self._on_refusal(news, now)
             case EndSession():
                 self.end("session_ended", news.reason, close_code=1011)
-            case StateChanged():
-                self._tell_extra("duplexd.state", state=news.state.value)
             case Progress():
                 self._on_progress(news)
             case LatencyMeasured():
                 self._tell_extra("duplexd.latency", turn=news.turn, engine_ms=_latency(news))
+
+    def show(self, state: TurnState) -> None:
+        self._tell_extra("duplexd.state", state=state.value)
 
     def _on_response(self, news: ResponseChanged, now: Nanos) -> None:
         response = self._of_engine(news)
@@ -1202,10 +1216,16 @@ def _response_params(value: Any, param: str) -> Any:
     return _RESPONSE(value, param)
 
 
+def _sound(value: Any, param: str) -> Any:
+    """Base64, or what was unpacked already: in JSON there are no bytes."""
+    return value if isinstance(value, bytes) else _BASE64(value, param)
+
+
+_BASE64 = c.text(longest=30_000_000)
 _Act = Callable[[RealtimeSession, dict[str, Any], Nanos], None]
 _CLIENT_EVENTS: dict[str, tuple[_Act, dict[str, c.Check], tuple[str, ...]]] = {
     "session.update": (RealtimeSession._update_session, {"session": c.anything}, ("session",)),
-    "input_audio_buffer.append": (RealtimeSession._append, {"audio": c.text(longest=30_000_000)}, ("audio",)),
+    "input_audio_buffer.append": (RealtimeSession._append, {"audio": _sound}, ("audio",)),
     "input_audio_buffer.commit": (RealtimeSession._commit, {}, ()),
     "input_audio_buffer.clear": (RealtimeSession._clear_input, {}, ()),
     "conversation.item.create": (

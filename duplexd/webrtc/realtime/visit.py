@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,9 +35,7 @@ from duplexd.messages import (
     PublishChunk,
     PublishFrames,
     RefuseSession,
-    StateChanged,
     TurnSettled,
-    TurnState,
 )
 from duplexd.units import NANOS_PER_SECOND, Nanos, Ticks, ticks_from_nanos
 from duplexd.webrtc.audience import Audience
@@ -45,9 +44,11 @@ from duplexd.webrtc.frontend import STALL_BYTES, Frontend, Refused, shortage_of,
 from duplexd.webrtc.peer import MessageFault, Peer
 from duplexd.webrtc.realtime.bridge import Bridge
 from duplexd.webrtc.realtime.session import RealtimeSession
+from duplexd.webrtc.realtime.unpack import unpack
 from duplexd.webrtc.view import View
 
 CHANNEL = "oai-events"
+VIEW_HEADER = "Duplexd-View"
 BACKLOG_BYTES_MAX = 8 * 1024 * 1024  #: events that wait for a socket that does not read
 SINKS_MAX = 8  #: connections that may join one session
 CHANNEL_BYTES_MAX = 262_144  #: of an event on a data channel; Chromium and Firefox take as much or more
@@ -178,12 +179,13 @@ class RealtimeVisit:
         self.view: View | None = None  #: of a call, when the model has a face
         self.eye: CameraReceiver | None = None
         self.audience: Audience | None = None
-        self.call_id = ""
+        self.call_id = ""  #: by which whoever knows it controls the session
+        self.view_id = f"view_{secrets.token_urlsafe(18)}"  #: by which whoever knows it watches, and no more
         self.sinks: list[Sink] = []
         self.sides: list[Sink] = []  #: those among them that only joined
         self.stalled = False
         self.progress: Progress | None = None
-        self.shown_state = TurnState.LISTENING.value
+        self.counts = core.counts
         self.finished = asyncio.Event()
         self.ending: asyncio.Task[None] | None = None
         self.render: Callable[[dict[str, Any]], list[str]] = _as_json  #: an event as its client reads it
@@ -221,7 +223,20 @@ class RealtimeVisit:
             if sink in sinks:
                 sinks.remove(sink)
 
-    def on_text(self, text: str | bytes) -> bool:
+    @property
+    def view_header(self) -> dict[str, str]:
+        """Told to whoever began the session, to be handed on to those who may watch it."""
+        return {VIEW_HEADER: f"/v1/whep?session={self.view_id}"}
+
+    async def unpack(self, text: str) -> str | dict[str, Any]:
+        """A frame of a socket, as `on_text` takes it."""
+        return await unpack(text, longest=self.event_bytes_max)
+
+    @property
+    def event_bytes_max(self) -> int:
+        return self.bridge.session.limits.event_bytes_max
+
+    def on_text(self, text: str | bytes | dict[str, Any]) -> bool:
         """One event of the client; whether it was taken."""
         taken = self.bridge.on_text(text, clock.now())
         self.flush()
@@ -287,8 +302,6 @@ class RealtimeVisit:
         """For whoever watches the daemon, and for the detector."""
         if isinstance(news, Progress):
             self.progress = news
-        elif isinstance(news, StateChanged):
-            self.shown_state = news.state.value
         elif isinstance(news, TurnSettled):
             self.line.settle_turn(news)
 
@@ -303,7 +316,7 @@ class RealtimeVisit:
         self._tick_view(now)
         stalled = self.detached or any(s.backlog_bytes > STALL_BYTES for s in self.sinks if s not in self.sides)
         if stalled != self.stalled:
-            self.stalled = stalled
+            self.stalled = self.line.client_stalled = stalled
             self._owner.supervisor.send(ClientStalled(self.session, stalled))
 
     def _learn_way(self) -> None:

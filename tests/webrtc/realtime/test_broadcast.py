@@ -10,6 +10,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 from aiortc import RTCPeerConnection, RTCRtpSender, RTCSessionDescription
@@ -82,7 +83,7 @@ class Station:
     async def connect(self, api: Api, path: str) -> Station:
         status, body, headers = await api.post(path, data=await self.offer(), headers=SDP)
         assert (status, headers["Content-Type"]) == (201, "application/sdp"), body
-        self.location = headers["Location"]
+        self.location, self.headers = headers["Location"], headers
         await self.connection.setRemoteDescription(RTCSessionDescription(sdp=body.decode(), type="answer"))
         for _ in range(200):
             if self.connection.connectionState == "connected":
@@ -398,6 +399,32 @@ def test_a_full_daemon_tells_a_publisher_when_to_come_again_and_nobody_comes_wit
                 assert status in expected
 
     at_a_daemon(story, "--token", "t0ken")
+
+
+def test_who_may_watch_a_session_can_neither_join_nor_end_it() -> None:
+    """The view id is told to who began the session; it opens a view and nothing else."""
+
+    async def story(api: Api) -> None:
+        publisher = await Station(sends=True, video=False).connect(api, "/v1/whip")
+        address = publisher.headers["Duplexd-View"]
+        view_id = address.partition("=")[2]
+        viewer = await Station(sends=False, video=False).connect(api, address)
+        assert viewer.location.startswith("/v1/whep/")
+        assert view_id.startswith("view_")
+        for path in (f"/v1/realtime?call_id={view_id}", f"/v1/live/sessions/{view_id}/attach"):
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await api.http.ws_connect(api.url(path))
+            assert refused.value.status == 404
+        for path in (f"/v1/realtime/calls/{view_id}/hangup", f"/v1/live/sessions/{view_id}/hangup"):
+            assert (await api.post(path))[0] == 404
+        for path in (f"/v1/whip/{view_id}", f"/v1/whip/{viewer.location.rsplit('/', 1)[1]}", f"/v1/whep/{view_id}"):
+            assert await delete(api, path) == 404
+        assert (await api.daemon.metrics())["duplexd_frontend_sessions"] == 1
+        assert await delete(api, publisher.location) == 200
+        await viewer.close()
+        await publisher.close()
+
+    at_a_daemon(story)
 
 
 def test_servers_to_reach_the_daemon_by_are_links() -> None:

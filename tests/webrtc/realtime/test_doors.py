@@ -33,6 +33,7 @@ from duplexd.messages import (
 from duplexd.units import NANOS_PER_SECOND, Nanos, Span, Ticks
 from duplexd.webrtc.peer import Peer
 from duplexd.webrtc.realtime.live import LiveRoutes, LiveVisit
+from duplexd.webrtc.realtime.session import COUNTED
 from duplexd.webrtc.realtime.visit import RealtimeVisit
 from tests.webrtc.realtime.engineless import Place, at_a_door, reply_of, words_of, writers
 
@@ -584,5 +585,31 @@ def test_speech_by_events_ends_with_what_its_pieces_are_together() -> None:
         output = events[-1]["duplexd"]["output"]
         assert output == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         assert len(data) > 4800
+
+    at_a_door(story)
+
+
+def test_what_protocols_count_is_told_to_prometheus_also_of_sessions_that_have_ended() -> None:
+    """An acknowledgement of nothing and an event that is none; what nobody did is told as 0."""
+
+    async def told(place: Place) -> dict[str, float]:
+        async with place.http.get("/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        samples = (line.split() for line in lines if line.startswith("duplexd_realtime_"))
+        return {name.removeprefix("duplexd_realtime_"): float(value) for name, value in samples}
+
+    async def story(place: Place) -> None:
+        before = await told(place)
+        async with place.http.ws_connect("/v1/realtime?model=clock") as socket:
+            await socket.receive_json(timeout=5)
+            await socket.send_json({"type": "playback.ack", "played_ms": 100})
+            await socket.send_json({"type": "no.such.event"})
+            await socket.receive_json(timeout=5)
+            during = await told(place)
+        await place.settled()
+
+        assert {before[f"{name}_total"] for name in COUNTED} == {0}
+        assert (during["acks_ignored_total"], during["faults_total"], during["acks_clamped_total"]) == (1, 1, 0)
+        assert await told(place) == during
 
     at_a_door(story)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from duplexd.engine.work import Launch
 from duplexd.ids import SessionId
 from duplexd.messages import AdvanceEpoch, PublishChunk, StateChanged, TurnState
+from duplexd.streams.stage import CostModel
 from duplexd.units import NANOS_PER_MS
 from duplexd.webrtc.realtime.session import Transport
 from tests.engine.simulation import Simulation, beep, history_words
@@ -239,6 +241,25 @@ def test_a_client_that_never_reports_hangs_nobody() -> None:
     assert next(iter(client.view.done.values()))["status"] == "completed"
     assert client.events("duplexd.history")[-1]["estimated"] is True
     assert simulation.news(StateChanged)[-1].state is TurnState.LISTENING
+
+
+def test_a_client_is_told_that_a_character_that_is_not_heard_does_not_speak() -> None:
+    """T-PP-04: the voice is made as slowly as it can be, so that the reply has a hole of seconds in it."""
+    simulation = Simulation(until_ms=60_000)
+    client = Client(simulation, transport=Transport.WEBRTC, settings={"duplexd": {"events": True}})
+    ask(client, "say 6")
+
+    def stand() -> None:
+        spec = simulation.world.stages["render"].spec
+        simulation.world.stages["render"].spec = msgspec.structs.replace(spec, cost=CostModel(fixed_us=4_000_000))
+
+    client.do(1500, stand)
+    simulation.run()
+    states = [event["state"] for event in client.events("duplexd.state")]
+
+    assert states[:4] == ["thinking", "speaking", "thinking", "speaking"]
+    assert states[-1] == "listening"
+    assert client.line.speaking.lapses == states.count("thinking") - 1
 
 
 def test_two_seconds_of_a_clients_own_buffer_are_not_mistaken_for_heard() -> None:

@@ -170,7 +170,7 @@ def test_pages_of_other_origins_are_served_only_when_they_are_named() -> None:
             assert "x-openai-agents-sdk" in answer.headers["Access-Control-Allow-Headers"]
         status, _, headers = await api.post("/v1/realtime/client_secrets", json={}, headers=good)
         assert (status, headers["Access-Control-Allow-Origin"]) == (200, "https://good.example")
-        assert headers["Access-Control-Expose-Headers"] == "Link, Location"
+        assert headers["Access-Control-Expose-Headers"] == "Link, Location, Duplexd-View"
         async with api.socket(headers=good) as socket:
             await Talk(socket).until("session.created")
 
