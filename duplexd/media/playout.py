@@ -221,7 +221,7 @@ class Playout:
         self._sent.append(taken)
         self.sent_samples += count
         self.delivered = Ticks(taken.start + ticks)
-        while self._sent[0].start < self.delivered - self._kept:
+        while len(self._sent) > 1 and self._sent[0].start < self.delivered - self._kept:
             self._sent.popleft()
         last = self._log[-1] if self._log else None
         if last and last.end == pts and last.epoch == taken.epoch and last.position + last.length == taken.start:

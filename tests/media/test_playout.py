@@ -327,3 +327,17 @@ def test_a_reply_that_ends_without_a_last_chunk_is_no_gap() -> None:
     playout.finish()
 
     assert (playout.underruns, playout.gaps, playout.underrun_ticks) == (0, 0, 0)
+
+
+def test_a_chunk_longer_than_what_is_kept_is_taken_whole_and_can_be_sent_again() -> None:
+    """A client without a track takes a second at once, where less than half of one is kept for a resume."""
+    playout = Playout(rate=RATE, kept=KEPT)
+    publish(playout, 0, RATE, last=True)
+    taken = playout.take(0)
+    assert taken is not None
+    playout.hold()
+    playout.resume(ticks_from_ms(900))
+    again = playout.take(int(ticks_from_ms(2000)))
+
+    assert again is not None
+    assert (len(taken.pcm), len(again.pcm)) == (RATE, RATE // 10)
