@@ -1224,8 +1224,12 @@ class Session:
 
     def _begin_speculation(self, utterance: Utterance, text: str, now: Nanos) -> None:
         dialogue = self.dialogue.supposing(text)
-        if dialogue.length > self._tokens_max:
-            self._speculations_left = 0  # Room is made, by forgetting, only for a turn that has ended.
+        # These words take the room a moment later, guess or not. Were it made only then, a conversation that has filled
+        # its context would never be guessed at again.
+        while (surplus := dialogue.length - self._tokens_max) > 0 and self._slide(surplus):
+            dialogue = self.dialogue.supposing(text)
+        if surplus > 0:
+            self._speculations_left = 0  # The turn is too long by itself: that it ends is waited for.
             self._monitor.count("speculations_without_room")
             return
         self._speculations_left -= 1

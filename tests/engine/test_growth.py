@@ -194,3 +194,16 @@ def test_a_history_far_too_long_slides_in_one_step(monkeypatch: pytest.MonkeyPat
 
     assert simulation.core.monitor["exchanges_slid"] == 492
     assert looks["tokens"] < 25
+
+
+def test_a_full_context_still_guesses() -> None:
+    """One token is left beside a reply: the oldest exchange goes for the guess, not only for the turn it becomes."""
+    simulation = Simulation(until_ms=9000, sessions_max=1, context_tokens=CONTEXT_TOKENS)
+    listener = simulation.connect()
+    order(simulation, 100, HistorySet(ME, (*(past(26) for _ in range(6)), past(28)), ""))
+    listener.say(beep(1500), at=ms(500))
+    simulation.run()
+
+    assert simulation.core.monitor["exchanges_slid"] == 1
+    assert simulation.core.monitor["speculations_without_room"] == 0
+    assert simulation.core.monitor["speculations_confirmed"] == 1
