@@ -8,6 +8,7 @@
    closes, and whoever has it already looks at the open turn alone.
 4. Words spoken over a reply go to a branch forked at the last heard token (DESIGN §6): `advance` makes the branch the
    trunk, `resume` drops it; its words follow the reply then, as a turn that nobody answers.
+   A turn that was guessed at grows on a branch forked at the trunk's end, until it has ended or come to nothing.
 """
 
 from __future__ import annotations

@@ -243,6 +243,7 @@ class Session:
         self.utterance: Utterance | None = None
         self.contest: Contest | None = None
         self.speculation: Speculation | None = None
+        self._turn_branch: Context | None = None  #: what the open turn grows on, once it was guessed at
         self.may_speculate = True  #: what the core says of the load
         self._speculating = speculation
         self._allow_speculation = speculation.turn_max > 0
@@ -938,6 +939,7 @@ class Session:
 
     def _begin_reply(self, text: str, *, ended_at: Nanos, now: Nanos, wanted: ReplyWanted | None = None) -> None:
         self._drop_speculation()
+        self._take_turn_branch()
         self.dialogue.say(text)
         self.dialogue.close_user()
         self._make_room()
@@ -989,7 +991,7 @@ class Session:
         """A whole reply would not fit. Within one, room is made when pages run out (`_give_way`)."""
         if self.reply is not None or self.speculation is not None:
             return False
-        return not self.context.may_grow(self._plan.reply_tokens_max + MARKS_MAX)
+        return not self.growing.may_grow(self._plan.reply_tokens_max + MARKS_MAX)
 
     def _slide(self, at_least: int = 1) -> bool:
         """Forget the oldest exchanges, so many tokens of them; False when there is none. Keys that stay are kept."""
@@ -999,6 +1001,7 @@ class Session:
         # A guess supposes a dialogue that is about to change. So does a branch: its words wait as text.
         self._drop_speculation()
         self._drop_branch()
+        self._take_turn_branch()
         self.context.follow_dialogue(self.dialogue)
         self.dialogue.long_term = self.context.slide(
             len(self.dialogue.anchor),
@@ -1034,6 +1037,7 @@ class Session:
             return not spent
         if self._slide():
             return True
+        self._take_turn_branch()  # What a trunk still shares would not be given back.
         anew = context.prefill_anew()
         self._monitor.count("contexts_prefilled_anew", int(anew))
         return anew
@@ -1197,9 +1201,38 @@ class Session:
         """What was said, or with a guess: what would have been."""
         return self.dialogue if self.speculation is None else self.speculation.dialogue
 
+    @property
+    def growing(self) -> Context:
+        """The context that takes what is said and thought: the trunk, or the branch of a turn that was guessed at."""
+        return self.context if self._turn_branch is None else self._turn_branch
+
     def _follow(self) -> None:
-        """The context shall hold that dialogue; what it holds already stays."""
-        self.context.follow_dialogue(self._supposed)
+        """The growing context shall hold that dialogue; what it holds already stays."""
+        self.growing.follow_dialogue(self._supposed)
+
+    def _branch_off(self) -> bool:
+        """From the first guess on the turn grows on a branch, and the trunk stays as it was; False while work that may
+        yet fail, or a fold, stands between.
+        """
+        if self._turn_branch is None and self.context.flight is None and self.context.forkable:
+            self._turn_branch = self.context.fork(self.context.ids)
+        return self._turn_branch is not None
+
+    def _take_turn_branch(self) -> None:
+        """Advance: the turn counts, and what it grew on is the trunk. What was supposed wrongly is cut when it follows
+        the dialogue next.
+        """
+        branch, self._turn_branch = self._turn_branch, None
+        if branch is not None:
+            self.context = self.context.become(branch)
+
+    def _drop_turn_branch(self) -> None:
+        """Resume: the turn came to nothing, and the trunk is what it was before the first guess."""
+        branch, self._turn_branch = self._turn_branch, None
+        if branch is not None:
+            self._drop_speculation()  # It stands on the branch.
+            branch.close()
+            self._follow()
 
     def _speculate(self, now: Nanos) -> None:
         """Begin, keep or drop the reply to a turn that may be over; called when something about the turn changed."""
@@ -1217,7 +1250,7 @@ class Session:
     def _suspects_end(self, utterance: Utterance) -> bool:
         free = self.reply is None and self.contest is None and not self.waiting and not self.stalled
         allowed = self._allow_speculation and self.may_speculate and self._speculations_left > 0
-        if not (free and allowed and self.has_place and self.context.readable):
+        if not (free and allowed and self.has_place and self.growing.readable):
             return False
         likelihood = likelihood_of_end(utterance, self._speculating)
         return likelihood is Likelihood.QUIET or (likelihood is Likelihood.EARLY and self._early_left > 0)
@@ -1231,6 +1264,8 @@ class Session:
         if surplus > 0:
             self._speculations_left = 0  # The turn is too long by itself: that it ends is waited for.
             self._monitor.count("speculations_without_room")
+            return
+        if not self._branch_off():
             return
         self._speculations_left -= 1
         self._early_left -= likelihood_of_end(utterance, self._speculating) is Likelihood.EARLY
@@ -1364,6 +1399,10 @@ class Session:
         span = Span(utterance.onset, utterance.input_end)
         if outcome is TurnOutcome.TAKEN and not utterance.text:
             outcome = TurnOutcome.EMPTY
+        if outcome is TurnOutcome.TAKEN:
+            self._take_turn_branch()
+        else:
+            self._drop_turn_branch()
         key, self._turn_key = self._turn_key, ""
         self._emit(TurnSettled(self.id, self.turn, span, utterance.text, outcome, key))
         if self._next_onset is not None:
@@ -1618,7 +1657,7 @@ class Session:
             else None,
             after=self._monitor.times.reach_after(stage),
             priority=self.priority,
-            pool_share=self._stores.pool_share(len(self.context.ids)),
+            pool_share=self._stores.pool_share(len(self.growing.ids)),
         )
 
     def _silence_at(self, reply: Reply | None, made: Ticks, now: Nanos) -> Nanos | None:
@@ -1671,7 +1710,7 @@ class Session:
             branch = self.contest.branch
             return branch if branch is not None and branch.behind > 0 else None
         if self.reply is None and self.speculation is None:
-            return self.context if self.context.behind > 0 else None
+            return self.growing if self.growing.behind > 0 else None
         return None
 
     def _upstream_ahead(self, reply: Reply, now: Nanos) -> bool:
@@ -1831,7 +1870,7 @@ class Session:
 
     def context_of(self, work: Work) -> Context:
         """The context a think step runs on."""
-        return self._context_behind() or self.context if work.need is Need.INPUT else self.context
+        return self._context_behind() or self.growing if work.need is Need.INPUT else self.growing
 
     def _think_job(self, context: Context, reply: Reply | None, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
         if reply is not None and not reply.thinking:
@@ -1977,6 +2016,8 @@ class Session:
         fences = tuple(FenceId(work) for work in self._flights)
         if self.face is not None:
             fences += self.face.close()
+        if self._turn_branch is not None:
+            self._turn_branch.close()
         self.context.close()
         self._stores.close_session(self.id, after=fences)
         if self._to_copy:

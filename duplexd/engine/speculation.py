@@ -1,8 +1,8 @@
 """A speculative turn: the reply to words that may not be the person's last, made ahead and shown to nobody (DESIGN §6).
 
-1. It is thought on the session's own context: a wrong guess is a cut, and the next one keeps the words they share. On a
-   fork each guess would begin a page and prefill those words again. Words over a reply need a fork, because the reply
-   must not be attended to; a guess is made only while there is none.
+1. It is thought on a fork of the context, and so is the rest of its turn: a wrong guess is a cut of the branch, so that
+   the next one keeps the words they share. When the turn ends the branch becomes the trunk; a turn that comes to
+   nothing drops it, and the trunk is as it was before the first guess.
 2. It is worth something for exactly one wording. When the turn ends with these words it becomes the reply; the person
    who goes on speaking, or words that are understood differently, end it.
 3. Until then nothing of it leaves the session: no response, no word, no sound. What is made waits.

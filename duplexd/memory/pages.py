@@ -1,7 +1,8 @@
 """The page ledger: autoregressive contexts that grow, as block tables over the token slots of a `pages` partition.
 
 1. A context is a table of token slots, oldest first. Sharing copies table entries; no key or value is ever moved.
-2. Only one context writes into a page: the one that took it. A branch's own tokens start on a fresh page.
+2. Only one context writes into a page: the one that took it, or a branch that was made at its end and goes on there.
+   A branch made before the end starts on a fresh page, and so does the trunk that such a branch has taken the page of.
 3. What is cut off may still be written by running work: its pages are guarded until the fences of that work have
    passed, and so is the page the cut goes through. Until then only token slots nobody was ever given follow on it.
 4. Anchors are the head of a table. They are not cut, not slid and not moved; they leave when the last context does.
@@ -23,7 +24,7 @@ A table with pages of 4 tokens, after a pin at 6, a slide by 1 and a cut inside 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain, takewhile
 from typing import NamedTuple
 
@@ -184,6 +185,7 @@ class PageLedger:
         self._references = [0] * spec.count  # extents that lie on the page, over all contexts
         self._filled = [0] * spec.count  # tokens of the page that were ever handed out since it was taken
         self._writers = [0] * spec.count
+        self._lent = [0] * spec.count  # tokens of the page that other extents than the writer's last may have
         self._owners: dict[int, Owner] = {}  # of pages in use and retiring pages
         self._owned: dict[Owner, int] = {}
         self._contexts: dict[ContextId, _Context] = {}
@@ -203,7 +205,11 @@ class PageLedger:
         return self._register(self._branch(source, source.pinned, owner))
 
     def fork(self, context: ContextId, at: int) -> ContextId:
-        """Open a branch that shares the first `at` tokens by reference; its own tokens go to a fresh page.
+        """Open a branch that shares the first `at` tokens by reference.
+
+        At the trunk's end it goes on where the trunk would have, on the same page, and the trunk, should it grow
+        meanwhile, on a fresh one; once either is dropped, what is left of the page is the other's. Before the end the
+        branch's own tokens go to a fresh page.
 
         Cost:    O(pages), and so is `promote` or `close` of it: each page is counted. `duplexd bench memory` says what
                  32,000 tokens take; every cut, append and commit between is O(1).
@@ -212,7 +218,12 @@ class PageLedger:
         trunk = self._resident(context)
         self._check_position(context, trunk, at, "fork")
         self._check_contexts(trunk.owner)
-        return self._register(self._branch(trunk, at, trunk.owner))
+        takes_tail = at == trunk.length and self._tail_room(trunk) > 0
+        branch = self._branch(trunk, at, trunk.owner)
+        identity = self._register(branch)
+        if takes_tail:
+            self._writers[branch.extents[-1].page] = branch.writer
+        return identity
 
     def promote(self, branch: ContextId, trunk: ContextId, *, after: After) -> None:
         """The branch takes the trunk's place under the trunk's id; what only the trunk had is dropped behind `after`.
@@ -266,8 +277,10 @@ class PageLedger:
         _trim_extents(branch.extents, len(source.slots) - at)
         _trim_runs(branch.runs, len(source.slots) - at)
         branch.pinned, branch.committed = source.pinned, min(source.committed, at)
-        for page, _, _ in branch.extents:
-            self._references[page] += 1
+        references, lent = self._references, self._lent
+        for page, offset, tokens in branch.extents:
+            references[page] += 1
+            lent[page] = max(lent[page], offset + tokens)
         return branch
 
     # Growing and shrinking -------------------------------------------------------------------------------------------
@@ -401,7 +414,7 @@ class PageLedger:
         if kept and kept[-1].tokens != extents[len(kept) - 1].tokens:
             whole, head = extents[len(kept) - 1], kept[-1]
             rest = [Extent(whole.page, head.end, whole.tokens - head.tokens), *rest]
-            self._references[whole.page] += 1
+            self._count_part(whole)
         gone = 0
         while gone < len(rest) and drop >= rest[gone].tokens:
             drop -= rest[gone].tokens
@@ -428,23 +441,26 @@ class PageLedger:
             if at < extent.tokens:
                 page, offset, tokens = extent
                 table.extents[index : index + 1] = [Extent(page, offset, at), Extent(page, offset + at, tokens - at)]
-                self._references[page] += 1
+                self._count_part(extent)
                 return index + 1
             at -= extent.tokens
         return len(table.extents)
+
+    def _count_part(self, whole: Extent) -> None:
+        """An extent is two now, and the later one need not stay behind the earlier: neither is written again."""
+        self._references[whole.page] += 1
+        self._lent[whole.page] = max(self._lent[whole.page], whole.end)
 
     def _tail_room(self, table: _Context) -> int:
         """Token slots this context may take behind its last token, on the page that bears it."""
         if not table.extents:
             return 0
-        last = table.extents[-1]
-        alone = self._references[last.page] == 1
-        if self._filled[last.page] == last.end:
-            # Nobody was ever given what follows, so no guard concerns it; but a page has one writer.
-            usable = alone or self._writers[last.page] == table.writer
-        else:
-            usable = alone and last.page not in self._guards
-        return self._page_tokens - last.end if usable else 0
+        page, end = table.extents[-1].page, table.extents[-1].end
+        # A page has one writer, and what others have of it is not written again.
+        writes = self._references[page] == 1 or (self._writers[page] == table.writer and end >= self._lent[page])
+        # A guard concerns what was handed out before; what nobody was ever given may follow at once.
+        is_free = self._filled[page] == end or page not in self._guards
+        return self._page_tokens - end if writes and is_free else 0
 
     def _refuse(self, table: _Context, pages: int, *, extents: int = 0) -> Refusal | None:
         """Why the table cannot take so many pages, and as many extents or more; None: it can."""
@@ -467,6 +483,8 @@ class PageLedger:
         table.extents[-1] = Extent(last.page, last.offset, last.tokens + tokens)
         self._filled[last.page] = last.end + tokens
         self._writers[last.page] = table.writer
+        if self._references[last.page] == 1:
+            self._lent[last.page] = 0
 
     def _fill_page(self, table: _Context, tokens: int, *, offset: int = 0) -> int:
         page = self._take(table.extents[-1].page + 1 if table.extents else 0)
@@ -476,6 +494,7 @@ class PageLedger:
         self._references[page] = 1
         self._filled[page] = offset + tokens
         self._writers[page] = table.writer
+        self._lent[page] = 0
         self._owners[page] = table.owner
         self._owned[table.owner] = self._owned.get(table.owner, 0) + 1
         return page
@@ -587,7 +606,7 @@ class PageLedger:
         table.slots.extend(range(first, first + extent.tokens))
         table.extents.append(extent)
         self._references[extent.page] += 1
-        self._filled[extent.page] = max(self._filled[extent.page], extent.end)
+        self._filled[extent.page] = self._lent[extent.page] = max(self._filled[extent.page], extent.end)
 
     def _leaving(self, table: _Context) -> list[Extent]:
         """Extents that may be offloaded, the last first."""
@@ -859,10 +878,23 @@ class PageLedger:
             "a page is filled less than its extents say": any(
                 extent.end > self._filled[extent.page] for table in self._contexts.values() for extent in table.extents
             ),
+            "what somebody has of a page may be written again": any(
+                extent.end > self._lent[extent.page]
+                for table in self._contexts.values()
+                for extent in self._exposed(table)
+            ),
         }
         for sentence, broken in rules.items():
             if broken:
                 raise LedgerError(f"pages of {self.spec.name}: {sentence}")
+
+    def _exposed(self, table: _Context) -> Iterator[Extent]:
+        """Extents on a page that bears others, behind which somebody may write: another table, or the end of this."""
+        for extent in table.extents:
+            ends = table.extents[-1]
+            writes = self._writers[extent.page] == table.writer
+            if self._references[extent.page] > 1 and (not writes or (extent.page == ends.page and extent is not ends)):
+                yield extent
 
     def _check_table(self, identity: ContextId, table: _Context) -> None:
         size = self._page_tokens

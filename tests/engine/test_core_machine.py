@@ -114,7 +114,7 @@ def check_history(simulation: Simulation, session: int, listener: SimListener) -
     if not marked:
         assert set(remembered) <= heard
     wanted = live.dialogue.tokens()
-    assert wanted[: len(live.context.ids)] == live.context.ids or live.contest is not None
+    assert wanted[: len(live.growing.ids)] == live.growing.ids or live.contest is not None
     assert simulation.core.stores.pages.length(live.context.id) >= len(live.context.ids)
 
 

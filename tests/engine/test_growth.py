@@ -128,17 +128,18 @@ def test_words_over_a_reply_wait_as_text_where_no_page_is_left_for_a_branch() ->
 
 
 def scatter(simulation: Simulation) -> None:
-    """Lay every token behind the anchor on a page of its own, as branches and cuts under way may."""
+    """Lay every token behind the anchor on a page of its own, as branches that take the rest of each do."""
     live, keys = simulation.core.sessions[ME], simulation.arena.field("pages", "k")
     tokens = live.context.ids[1:]
     live.context.follow(live.context.ids[:1])
     for number, token in enumerate(tokens):
         work = WorkId(1_000_000 + number)
-        branch = live.context.fork([*live.context.ids, token])
-        slots = array("q", b"".join(branch.launch(work, steps=0, feed_max=1).pieces))
+        branch = live.context.fork(live.context.ids)
+        live.context.follow([*live.context.ids, token])
+        slots = array("q", b"".join(live.context.launch(work, steps=0, feed_max=1).pieces))
         keys[slots[-1], 0] = token
-        branch.land(work, ())
-        live.context = live.context.become(branch)
+        live.context.land(work, ())
+        branch.close()
 
 
 def test_a_turn_that_lies_on_too_many_pages_is_laid_side_by_side() -> None:

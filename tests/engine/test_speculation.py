@@ -10,7 +10,15 @@ import pytest
 
 from duplexd.engine.work import Launch, Need, Work
 from duplexd.ids import SessionId
-from duplexd.messages import AdvanceEpoch, PublishChunk, ReplyWords, ResponseChanged, ResponseState, UserWords
+from duplexd.messages import (
+    AdvanceEpoch,
+    InputCleared,
+    PublishChunk,
+    ReplyWords,
+    ResponseChanged,
+    ResponseState,
+    UserWords,
+)
 from duplexd.streams.stage import CostModel, Role
 from duplexd.units import Nanos
 from tests.engine.simulation import Simulation, beep, heard_words, history_words, ms
@@ -83,6 +91,54 @@ def test_who_goes_on_speaking_is_not_answered_and_nothing_of_the_guess_remains()
     spans = [n.span for n in simulation.news(PublishChunk)]
     assert spans[0].start == 0
     assert all(a.end == b.start for a, b in pairwise(spans))
+
+
+def tables(simulation: Simulation) -> list[tuple[bytes, bytes | None]]:
+    """After every event: where the keys of the trunk lie, and those of the branch that the turn grows on."""
+    seen: list[tuple[bytes, bytes | None]] = []
+    core, handle = simulation.core, simulation.core.handle
+
+    def watched(event: object, now: Nanos) -> None:
+        handle(event, now)
+        if (session := core.sessions.get(SessionId(1))) is not None:
+            pages, growing = core.stores.pages, session.growing
+            branch = None if growing is session.context else pages.slots(growing.id)
+            seen.append((pages.slots(session.context.id), branch))
+
+    core.handle = watched  # type: ignore[method-assign]
+    return seen
+
+
+def test_a_turn_that_was_guessed_at_grows_on_a_branch_until_it_ends() -> None:
+    """The first guess is wrong. Meanwhile the trunk is not written; what the branch held is the trunk afterwards."""
+    simulation = speaking((500, 1000), (1400, 1900))
+    seen = tables(simulation)
+    simulation.run()
+    first = next(at for at, (_, branch) in enumerate(seen) if branch is not None)
+    last = next(at for at, (_, branch) in enumerate(seen) if at > first and branch is None)
+    trunks = {trunk for trunk, _ in seen[first:last]}
+    assert count(simulation, "speculations") > count(simulation, "speculations_dropped") == 1
+    assert trunks == {seen[first - 1][0]}
+    assert len(seen[last - 1][1] or b"") > len(seen[first - 1][0]), "it grew"
+    assert seen[last][0] == seen[last - 1][1], "advance: nothing is copied"
+    session = simulation.core.sessions[SessionId(1)]
+    assert not simulation.core.stores.pages.lies_scattered(session.context.id), "nor a page lost"
+    assert session.context.ids == session.dialogue.tokens()
+
+
+def test_a_turn_that_comes_to_nothing_leaves_the_trunk_as_it_was() -> None:
+    """The client throws the turn away while it is guessed at: resume drops the branch."""
+    simulation = speaking((500, 1100), until_ms=4000)
+    seen = tables(simulation)
+    simulation.world.at(ms(1500), lambda: InputCleared(SessionId(1)))
+    simulation.run()
+    first = next(at for at, (_, branch) in enumerate(seen) if branch is not None)
+    session = simulation.core.sessions[SessionId(1)]
+    assert count(simulation, "speculations_dropped") == 1
+    assert seen[-1][1] is None
+    assert seen[first - 1][0].startswith(seen[-1][0]), "what nobody said any more was cut; nothing else has changed"
+    assert session.context.ids == session.dialogue.tokens()
+    assert simulation.core.metrics().values["pages_retiring"] == 0
 
 
 def test_switched_off_nothing_is_made_ahead() -> None:
@@ -238,7 +294,7 @@ def test_what_still_runs_for_a_dropped_guess_comes_back_to_nobody(stage: str) ->
             return
         guess = session.speculation
         supposed = session.dialogue if guess is None else guess.dialogue
-        if session.context.want != supposed.tokens():
+        if session.growing.want != supposed.tokens():
             wrong.append((now, "the context follows another dialogue"))
 
     core.handle = checked  # type: ignore[method-assign]

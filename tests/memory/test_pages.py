@@ -371,6 +371,47 @@ def test_a_branch_shares_a_partly_filled_page_and_writes_elsewhere() -> None:
     assert slots(ledger, branch)[5:] == [8, 9]
 
 
+def test_a_branch_at_the_end_goes_on_where_the_trunk_would_have() -> None:
+    """A guess begins behind what was said and is cut again and again: it takes no page that the trunk would not."""
+    ledger = PageLedger(spec())
+    trunk = opened(ledger, 6, INGEST)
+    branch = ledger.fork(trunk, 6)
+    for more in (5, 2, 3):
+        assert ledger.append(branch, more, CURRENT)
+        assert slots(ledger, branch) == list(range(6 + more))
+        ledger.cut(branch, 6, after=None)
+    assert ledger.append(branch, 1, CURRENT)
+    assert ledger.append(trunk, 1, INGEST)
+
+    assert slots(ledger, trunk)[6] // 4 not in {slot // 4 for slot in slots(ledger, branch)}
+
+
+def test_a_page_that_a_branch_had_taken_is_the_trunks_again() -> None:
+    ledger = PageLedger(spec())
+    trunk = opened(ledger, 6, INGEST)
+    branch = ledger.fork(trunk, 6)
+    ledger.append(branch, 1, CURRENT)
+    ledger.close(branch, after=FenceId(3))
+    guarded = ledger.fork(trunk, 6)
+    ledger.append(guarded, 1, CURRENT)
+    assert slots(ledger, guarded)[6] not in (6, 7), "what was cut may still be written"
+    ledger.close(guarded, after=None)
+    ledger.fence_passed(FenceId(3))
+    ledger.append(trunk, 2, INGEST)
+
+    assert slots(ledger, trunk) == list(range(8))
+
+
+def test_no_branch_writes_on_a_page_of_the_prompt() -> None:
+    ledger = PageLedger(spec(6, session_slots=2, shared_slots=2))
+    prompt = opened(ledger, 6, owner=None)
+    ledger.pin(prompt)
+    branch = ledger.fork(ledger.open(ONE, prefix=prompt), 6)
+    ledger.append(branch, 1, CURRENT)
+
+    assert slots(ledger, branch)[6] // 4 not in {slot // 4 for slot in slots(ledger, prompt)}
+
+
 def test_advance_makes_the_branch_the_trunk_and_guards_what_only_the_trunk_had() -> None:
     ledger = PageLedger(spec(4))
     trunk = opened(ledger, 10)

@@ -148,13 +148,13 @@ def test_what_is_idle_can_leave_whole_although_something_slid_out_of_the_middle_
 
 
 def test_tokens_on_many_pages_lie_scattered_until_they_are_laid_side_by_side() -> None:
-    """Each branch leaves a page with one token."""
+    """Each branch takes the rest of a page, and the trunk goes on on the next: a page for one token."""
     walk = Walk(0)
     trunk = walk.context
     for _ in range(5):
         branch = walk.pages.fork(trunk, walk.pages.length(trunk))
-        assert walk.pages.append(branch, 1, CacheClass.RECENT)
-        walk.pages.promote(branch, trunk, after=None)
+        assert walk.pages.append(trunk, 1, CacheClass.RECENT)
+        walk.pages.close(branch, after=None)
     scattered = walk.pages.lies_scattered(trunk)
     walk.pages.cut(trunk, PROMPT, after=None)
     assert walk.pages.append(trunk, 5, CacheClass.RECENT)
