@@ -4,6 +4,9 @@
    because somebody is waiting for it.
 2. A clause never exceeds `words_max` words or `chars_max` characters: it is the unit in which speech runs ahead.
 3. A comma needs `words_min` words before it, so that "Well," is not spoken alone.
+4. Where a clause ends within a phrase it says so: it carries the word that has begun behind it, and the next one the
+   words before. A voice that knows them neither falls and lengthens before the cut nor starts anew behind it.
+5. With `first_words` the first clause ends after so many words when the next has begun: it is waited for.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ _WEAK = ",;:"
 _CLOSERS = "\"')]}’”"
 _ABBREVIATIONS = frozenset({"mr.", "mrs.", "ms.", "dr.", "st.", "e.g.", "i.e.", "vs.", "no.", "prof."})
 _WORD = re.compile(r"\S+")
+#: Bounds of the words before a clause that its voice is told.
+BEFORE_WORDS, BEFORE_CHARS = 4, 32
+FIRST_CHARS = 10  #: a first clause that ends within a phrase is not shorter: what follows is made while it is heard
 
 
 class Clause(msgspec.Struct, frozen=True):
@@ -30,6 +36,8 @@ class Clause(msgspec.Struct, frozen=True):
     end: int
     ends_sentence: bool
     condition: ConditionVersion = ConditionVersion(0)  #: the one its first token was thought under
+    before: str = ""  #: the last words said before it, if no pause lies between
+    after: str = ""  #: the word that follows without a pause, as far as it is written
 
 
 def halves(clause: Clause) -> tuple[Clause, Clause] | None:
@@ -40,16 +48,34 @@ def halves(clause: Clause) -> tuple[Clause, Clause] | None:
     middle = words[len(words) // 2]
     left = clause.text[: middle.start()].rstrip()
     right = clause.text[middle.start() :]
+    edge = clause.end - len(right)
+    after, before = ("", "") if _pauses(left) else (middle.group(), last_words(f"{clause.before} {left}"))
+    replace = msgspec.structs.replace
     return (
-        Clause(clause.index, left, clause.start, clause.start + len(left), False, clause.condition),
-        Clause(clause.index, right, clause.end - len(right), clause.end, clause.ends_sentence, clause.condition),
+        replace(clause, text=left, end=clause.start + len(left), ends_sentence=False, after=after),
+        replace(clause, text=right, start=edge, before=before),
     )
 
 
-class ClauseSplitter:
-    """Push pieces of text, get whole clauses."""
+def _pauses(text: str) -> bool:
+    """It ends with a mark that is heard."""
+    return text.rstrip(_CLOSERS)[-1:] in {*_STRONG, *_WEAK}
 
-    def __init__(self, *, words_min: int = 2, words_max: int = 8, chars_max: int = 40) -> None:
+
+def last_words(text: str) -> str:
+    """The words that a voice is told it has just said: so many that the tune goes on, so few that it costs little."""
+    said = " ".join(text.split()[-BEFORE_WORDS:])
+    return said if len(said) <= BEFORE_CHARS else said[-BEFORE_CHARS:].partition(" ")[2]
+
+
+class ClauseSplitter:
+    """Push pieces of text, get whole clauses.
+
+    Args:    first_words: of the first clause, see rule 5; 0: it is like the others.
+    """
+
+    def __init__(self, *, first_words: int = 0, words_min: int = 2, words_max: int = 8, chars_max: int = 40) -> None:
+        self.first_words = first_words
         self.words_min = words_min
         self.words_max = words_max
         self.chars_max = chars_max
@@ -57,6 +83,7 @@ class ClauseSplitter:
         self.sentences = 0
         self._start = 0
         self._count = 0
+        self._before = ""  # what the next clause goes on from
 
     def push(self, piece: str) -> list[Clause]:
         self.text += piece
@@ -82,7 +109,14 @@ class ClauseSplitter:
         ends_sentence = text.rstrip(_CLOSERS)[-1:] in set(_STRONG)
         self.sentences += ends_sentence
         self._count += 1
-        return [Clause(self._count - 1, text, start, start + len(text), ends_sentence)]
+        before, after = self._before, self._after(text, end)
+        self._before = last_words(f"{before} {text}") if after else ""
+        return [Clause(self._count - 1, text, start, start + len(text), ends_sentence, before=before, after=after)]
+
+    def _after(self, text: str, end: int) -> str:
+        """The word that goes on where the clause ends; '' when there is a pause, or nothing yet."""
+        following = _WORD.search(self.text, end)
+        return following.group() if following is not None and not _pauses(text) else ""
 
     def _boundary(self) -> int | None:
         """Where the next clause ends, or None while that is not known."""
@@ -92,7 +126,15 @@ class ClauseSplitter:
                 return word.end()
             if complete and (words >= self.words_max or word.end() - self._start >= self.chars_max):
                 return word.end()
+            if self._may_begin(words, word.end()):
+                return word.end()
         return None
+
+    def _may_begin(self, words: int, end: int) -> bool:
+        """Enough of the first clause is there to be spoken, and the word behind it has begun."""
+        if self._count or not self.first_words or words < self.first_words or end - self._start < FIRST_CHARS:
+            return False
+        return _WORD.search(self.text, end) is not None
 
     def _closes(self, word: str, words: int) -> bool:
         if word.lower() in _ABBREVIATIONS:

@@ -93,6 +93,7 @@ class Reply:
         sentences_max: int,
         words_enough: int,
         tokens_max: int,
+        first_words: int = 0,
         key: str = "",
         spoken: bool = True,
     ) -> None:
@@ -129,7 +130,8 @@ class Reply:
         self.start = start
         self._new_stream = stream
         self._stream = stream()
-        self._splitter = ClauseSplitter()
+        self._first_words = first_words
+        self._splitter = ClauseSplitter(first_words=first_words)
         self._calls = CallFilter()
         self._token_ends: list[int] = []
         self._clauses: list[tuple[Ticks, str]] = []  # where each begins; no more than the reply's tokens
@@ -167,7 +169,8 @@ class Reply:
         """Begin anew, once, with other tokens."""
         self.avoided = (*self.tokens, *avoid)
         self.tokens, self._token_ends, self.thought = [], [], False
-        self._stream, self._splitter, self._calls = self._new_stream(), ClauseSplitter(), CallFilter()
+        self._splitter = ClauseSplitter(first_words=self._first_words)
+        self._stream, self._calls = self._new_stream(), CallFilter()
         self._begun = False
 
     # thinking ------------------------------------------------------------------------------------------------------

@@ -956,6 +956,7 @@ class Session:
             sentences_max=self._plan.reply_sentences_max,
             words_enough=self._plan.reply_words_enough,
             tokens_max=min(limit, wanted.tokens_max) if wanted is not None and wanted.tokens_max else limit,
+            first_words=self._plan.first_words,
             key=wanted.key if wanted is not None else "",
             spoken=wanted is None or wanted.spoken,
         )
@@ -1924,7 +1925,14 @@ class Session:
             return None, None
         clause = reply.to_talk.popleft()
         who = self._who(condition=clause.condition)
-        job = TalkJob(**who, text=clause.text, latents=lease.slot, first=clause.index == 0)
+        job = TalkJob(
+            **who,
+            text=clause.text,
+            latents=lease.slot,
+            first=clause.index == 0,
+            before=clause.before,
+            after=clause.after,
+        )
         return job, (lease, clause)
 
     def _render_job(self, reply: Reply | None, now: Nanos) -> tuple[Any, Any]:

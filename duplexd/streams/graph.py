@@ -116,6 +116,7 @@ class ModelPlan:
         reply_words_enough: int,
         think_steps: int,
         first_steps: int = 2,
+        first_words: int = 0,
         ring_samples: int,
         listen_max: Ticks,
         cut: Cut,
@@ -143,6 +144,9 @@ class ModelPlan:
         self.reply_words_enough = reply_words_enough  #: a sentence that ends after so many words is the last
         self.think_steps = think_steps  #: tokens of one think step: what an interruption waits for at most
         self.first_steps = first_steps  #: the same until the first clause of a reply is thought
+        #: The first clause of a reply may end after so many words, within a phrase, for a voice that goes on where it
+        #: has stopped (`TalkJob.before`, `after`); 0: it ends where the others do.
+        self.first_words = first_words
         self.ring_samples = ring_samples  #: 16 kHz samples of one session's ingest ring
         self.listen_max = listen_max  #: longest window the ears re-encode
         self.cut = cut

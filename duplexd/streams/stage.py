@@ -169,6 +169,8 @@ class TalkJob(Job, frozen=True, tag=True):
     text: str  #: one clause
     latents: SlotId  #: slot of the `latents` partition to fill
     first: bool  #: first clause of a reply
+    before: str = ""  #: words before it, when no pause lies between: it is spoken as if they had just been said
+    after: str = ""  #: the word that follows without a pause, as far as it is known; not spoken with this clause
 
 
 class RenderJob(Job, frozen=True, tag=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duplexd.engine.bargein import BargeInRule, BargeInTunables, Decision, VoiceView, content_words, echoes
 from duplexd.engine.chunk import Chunk, ChunkState, ChunkTable
-from duplexd.engine.clause import ClauseSplitter
+from duplexd.engine.clause import ClauseSplitter, halves
 from duplexd.engine.dialogue import Dialogue, common_prefix
 from duplexd.engine.timeline import BUDGET_MAX, BUDGET_MIN, Timeline
 from duplexd.engine.utterance import FREEZE_AT, ListenKind, Utterance, agreed, newest
@@ -49,9 +50,9 @@ def test_a_number_is_not_cut_at_its_point() -> None:
     assert clauses_of("Pi is about 3.14 or so.", step=1) == ["Pi is about 3.14 or so."]
 
 
-@given(st.text(alphabet="ab .,!?\n", max_size=200), st.integers(1, 9))
-def test_clauses_hold_every_word_once_and_stay_short(text: str, step: int) -> None:
-    splitter = ClauseSplitter()
+@given(st.text(alphabet="ab .,!?\n", max_size=200), st.integers(1, 9), st.sampled_from([0, 1, 3]))
+def test_clauses_hold_every_word_once_and_stay_short(text: str, step: int, first_words: int) -> None:
+    splitter = ClauseSplitter(first_words=first_words)
     found = []
     for at in range(0, len(text), step):
         found += splitter.push(text[at : at + step])
@@ -61,6 +62,57 @@ def test_clauses_hold_every_word_once_and_stay_short(text: str, step: int) -> No
     for clause in found:
         assert clause.text == splitter.text[clause.start : clause.end]
         assert len(clause.text.split()) <= splitter.words_max
+
+
+def parts_of(text: str, *, first_words: int = 0) -> list[tuple[str, str, str]]:
+    """Before, clause, after; a word is a token."""
+    splitter = ClauseSplitter(first_words=first_words)
+    found = []
+    for index, word in enumerate(text.split()):
+        found += splitter.push(f" {word}" if index else word)
+    return [(clause.before, clause.text, clause.after) for clause in found + splitter.finish()]
+
+
+def test_a_clause_that_ends_within_a_phrase_knows_the_words_around_it() -> None:
+    text = "one two three four five six seven eight nine ten, eleven"
+    assert parts_of(text) == [
+        ("", "one two three four five six seven eight", "nine"),
+        ("five six seven eight", "nine ten,", ""),
+        ("", "eleven", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("The biggest planet is Jupiter.", ["The biggest planet", "is Jupiter."]),
+        ("I am a cat and you", ["I am a cat", "and you"]),
+        ("Oh, that is very kind.", ["Oh, that is", "very kind."]),
+        ("Paris.", ["Paris."]),
+        ("Yes, I do.", ["Yes, I do."]),
+        ("One two three four. One two three four.", ["One two three", "four.", "One two three four."]),
+    ],
+    ids=["three words", "not too short", "a comma after one word", "whole", "two", "only the first"],
+)
+def test_the_first_clause_is_begun_before_its_phrase_is_whole(text: str, parts: list[str]) -> None:
+    """Somebody is waiting for it; the others end where a person would breathe."""
+    assert [clause for _, clause, _ in parts_of(text, first_words=3)] == parts
+
+
+def test_nothing_is_begun_before_the_next_word_is() -> None:
+    """Without it the voice would take the third word for the last of all."""
+    splitter = ClauseSplitter(first_words=3)
+    assert splitter.push("The biggest planet") == []
+    (clause,) = splitter.push(" is")
+    assert (clause.text, clause.after) == ("The biggest planet", "is")
+
+
+def test_halves_of_a_clause_go_on_from_each_other() -> None:
+    (clause,) = ClauseSplitter().push("one two three four five.")
+    clause = msgspec.structs.replace(clause, before="zero", after="six")
+    left, right = halves(clause) or ()
+    assert (left.before, left.text, left.after) == ("zero", "one two", "three")
+    assert (right.before, right.text, right.after) == ("zero one two", "three four five.", "six")
 
 
 def letters(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -153,12 +154,81 @@ def test_the_longest_clause_fits_its_slot(voice: Voice) -> None:
         result = voice.talk("a one " * words)
         if not isinstance(result, Failed):
             lengths.append(result.length)
-            count, first, audible = voice.arena.field("latents", "clause")[0].tolist()
+            count, first, audible, *_ = voice.arena.field("latents", "clause")[0].tolist()
             assert count <= FRAMES_MAX
             assert first + audible <= count
 
     assert lengths == sorted(lengths)
     assert 0.75 * CLAUSE_TICKS_MAX < lengths[-1] <= CLAUSE_TICKS_MAX
+
+
+def pitch(voice: Voice, job: TalkJob, word: int, *, last_third: bool = False) -> float:
+    """Median pitch of a word of the clause, or of its last third, in hertz."""
+    assert voice.talker is not None
+    (result,) = voice.talker.run([job], voice.media)
+    assert isinstance(result, TalkResult)
+    check_spans(job.text, result.words, result.length)
+    span, first = result.words[word], int(voice.arena.field("latents", "clause")[0, 1])
+    start, end = span.start // FRAME_TICKS, span.end // FRAME_TICKS
+    start = end - (end - start) // 3 if last_third else start
+    heard = voice.arena.field("latents", "f0")[0, first + start : first + end]
+    return float(heard[heard > 50].median())
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("The sun is hotter", "than the moon."),
+        ("The sky is blue", "because of a process."),
+        ("The spider", "has eight legs."),
+    ],
+)
+def test_a_clause_cut_within_a_phrase_is_said_as_a_part_of_it(voice: Voice, text: str, after: str) -> None:
+    """Alone its last word falls as at the end of a sentence; with the next word, which is not said, it does not."""
+    job = TalkJob(**WHO, text=text, latents=SlotId(0), first=True)
+    last = len(text.split()) - 1
+    whole = pitch(voice, msgspec.structs.replace(job, text=f"{text} {after}"), last, last_third=True)
+    alone, part = (
+        pitch(voice, msgspec.structs.replace(job, after=known), last, last_third=True) for known in ("", after)
+    )
+
+    assert abs(part / whole - 1) < 0.05
+    assert alone / whole < 0.9
+
+
+@pytest.mark.weights
+def test_a_clause_cut_within_a_phrase_ends_where_the_next_word_begins(voice: Voice) -> None:
+    assert voice.talker is not None
+    whole = voice.said("The biggest planet is Jupiter.")
+    job = TalkJob(**WHO, text="The biggest planet", latents=SlotId(0), first=True, after="is Jupiter.")
+    (part,) = voice.talker.run([job], voice.media)
+
+    assert part == TalkResult(WHO["session"], whole.words[3].start, whole.words[:3])
+
+
+@pytest.mark.weights
+def test_a_clause_that_goes_on_is_said_as_if_the_words_before_it_had_been_heard(voice: Voice) -> None:
+    """Alone it begins anew, higher."""
+    text, before = "is Jupiter.", "The biggest planet"
+    job = TalkJob(**WHO, text=text, latents=SlotId(0), first=False)
+    alone, joined = (pitch(voice, msgspec.structs.replace(job, before=said), 0) for said in ("", before))
+    whole = pitch(voice, msgspec.structs.replace(job, text=f"{before} {text}"), 3)
+
+    assert abs(joined / whole - 1) < 0.05
+    assert alone / whole > 1.15
+
+
+@pytest.mark.weights
+def test_words_that_do_not_fit_beside_a_clause_are_left_out(voice: Voice) -> None:
+    """The longest clause that can be said is said, whatever stands around it."""
+    assert voice.talker is not None
+    text = "a one " * 11
+    alone = voice.said(text)
+    around = TalkJob(**WHO, text=text, latents=SlotId(0), first=False, before="strengths " * 4, after="strengths")
+    (result,) = voice.talker.run([around], voice.media)
+
+    assert result == alone
 
 
 @pytest.mark.weights
@@ -179,7 +249,7 @@ def test_the_signal_is_the_librarys_own(voice: Voice) -> None:
     from duplexd.models.pocket import dsp
 
     length = voice.said("The capital of France is Paris.").length
-    count, first, audible = voice.arena.field("latents", "clause")[0].tolist()
+    count, first, audible, *_ = voice.arena.field("latents", "clause")[0].tolist()
     frames = voice.arena.field("latents", "frames")[:1, :, :count]
     net = load_nets(weights.path("hibari"))[1]
     with torch.inference_mode():

@@ -22,7 +22,15 @@ LENGTH = AUDIBLE * FRAME_TICKS
 
 
 def write_clause(
-    voice: Voice, *, slot: int, seed: int = 3, count: int = COUNT, first: int = FIRST, audible: int = AUDIBLE
+    voice: Voice,
+    *,
+    slot: int,
+    seed: int = 3,
+    count: int = COUNT,
+    first: int = FIRST,
+    audible: int = AUDIBLE,
+    follows: bool = False,
+    leads: bool = False,
 ) -> None:
     """Random latents with a gliding, partly unvoiced pitch."""
     rng = torch.Generator().manual_seed(seed)
@@ -32,7 +40,7 @@ def write_clause(
     voice.arena.field("latents", "frames")[slot, :, :count] = torch.randn(LATENT_CHANNELS, count, generator=rng)
     voice.arena.field("latents", "f0")[slot, :count] = f0
     voice.arena.field("latents", "phase")[slot, :count] = dsp.start_phases(f0)
-    voice.arena.field("latents", "clause")[slot] = torch.tensor([count, first, audible])
+    voice.arena.field("latents", "clause")[slot] = torch.tensor([count, first, audible, follows, leads])
 
 
 def far_sighted_net() -> SpectrumNet:
@@ -127,6 +135,38 @@ def test_a_used_or_spoiled_state_is_as_good_as_new(voice: Voice, whole: Pcm) -> 
     np.testing.assert_array_equal(after_other, after_spoil)
 
 
+@settings(max_examples=25, deadline=None)
+@given(edge=st.integers(1, AUDIBLE - 2), moved=st.floats(0, 0.999), samples=cut_schedules)
+def test_two_clauses_that_go_on_from_each_other_sound_like_one(
+    voice: Voice, whole: Pcm, edge: int, moved: float, samples: list[int]
+) -> None:
+    """Both are parts of one passage, and their pulses were counted from different places: nobody hears where they meet,
+    however they are cut into chunks.
+    """
+    write_clause(voice, slot=1, audible=edge, leads=True)
+    write_clause(voice, slot=2, first=FIRST + edge, audible=AUDIBLE - edge, follows=True)
+    voice.arena.field("latents", "phase")[2] = (voice.arena.field("latents", "phase")[2] + moved) % 1
+    border = edge * FRAME_TICKS
+    cuts = [sample * SAMPLE_TICKS for sample in samples]
+    left = chunked(voice, [cut for cut in cuts if cut < border], latents=1, state=1, length=border)
+    # A chunk shorter than what is blended would lose the end of it; the engine makes none.
+    later = [cut - border for cut in cuts if cut - border >= 2 * FRAME_TICKS]
+    right = chunked(voice, later, latents=2, state=1, length=LENGTH - border)
+    write_clause(voice, slot=1, seed=4)
+
+    assert_same(whole, np.concatenate([left, right]))
+
+
+def test_a_clause_that_goes_on_from_one_that_was_never_made_begins_softly(voice: Voice) -> None:
+    """What was thrown away between them left nothing behind."""
+    voice.render(0, LENGTH, fresh=True, state=1)
+    write_clause(voice, slot=2, follows=True)
+    actual = voice.render(0, LENGTH, fresh=True, latents=2, state=1)
+
+    loud = np.abs(actual.astype(int))
+    assert loud[0] < loud.max() / 50
+
+
 def test_two_sessions_do_not_hear_each_other(voice: Voice, whole: Pcm) -> None:
     """Chunks of two clauses alternate on one vocoder, each with its own state."""
     other = chunked(voice, [9600, 19_200], latents=1, state=1)
@@ -143,7 +183,7 @@ def test_two_sessions_do_not_hear_each_other(voice: Voice, whole: Pcm) -> None:
 def test_a_chunk_that_is_made_again_is_identical(voice: Voice) -> None:
     """Discarded and redone from its state before, a chunk has the same bytes."""
     voice.render(0, 9600, fresh=True, state=0)
-    names = ("voice_in", "voice_blocks", "voice_tail", "voice_next")
+    names = ("voice_in", "voice_blocks", "voice_tail", "voice_next", "voice_seam", "voice_pulse")
     before = {name: voice.arena.field("state", name)[0].clone() for name in names}
     once = voice.render(9600, 9600, fresh=False, state=0)
     for name, value in before.items():

@@ -32,6 +32,8 @@ REPLY_TOKENS_MAX = 72
 REPLY_SENTENCES_MAX = 2
 REPLY_WORDS_ENOUGH = 9
 THINK_STEPS = 4
+#: Enough to last while the next words are made; a voice that speaks clauses as parts of a phrase loses nothing by it.
+FIRST_WORDS = 3
 #: Files whose weights lie beside the arena: other libraries hold them, and not less than the file has.
 FILES = ("moonshine-encoder", "moonshine-decoder", "moonshine-tokenizer", "smart-turn", "hibari-oov", "hibari-vocab")
 CHUNK_RAMP = (ticks_from_ms(150), ticks_from_ms(200), ticks_from_ms(300))
@@ -152,6 +154,7 @@ def plan(options: Mapping[str, str] | None = None) -> ModelPlan:
         reply_sentences_max=REPLY_SENTENCES_MAX,
         reply_words_enough=REPLY_WORDS_ENOUGH,
         think_steps=THINK_STEPS,
+        first_words=FIRST_WORDS,
         ring_samples=ears.RING_SAMPLES,
         listen_max=ticks_from_ms(8000),
         cut=Cut.AT_CURSOR,

@@ -4,18 +4,22 @@
 2. What is played starts with the first sound and ends a punctuation's worth of silence after the last: the
    voice itself pads a clause with 0.3 s before and up to 0.5 s after, which would be added to every reply. The padding
    stays in the latents, so that the vocoder sees what it was trained on; it is not played.
-3. The vocoder keeps, per layer, the six frames its next step still needs, and the half-summed end of the signal. So a
+3. A clause that ends within a phrase is talked with the word behind it, and the next with the words before: so neither
+   its durations nor its tune know of the cut, and what is played begins and ends at the edge of a word. At that edge
+   the two are blended over 10 ms, the pulses of the second in step with those of the first.
+4. The vocoder keeps, per layer, the six frames its next step still needs, and the half-summed end of the signal. So a
    chunk costs its own length, not its length plus 27 frames of context on each side, and chunked == whole.
 
     frame      0 ......... first ........................ first + audible ..... count
                padding     played: ticks 0 ............... length               padding
     played     block j = samples 300 j .. 300 j + 299 of the clause, one block per frame
+    Where a clause goes on from another, or another from it, words take the place of the padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -26,7 +30,7 @@ from duplexd.ids import SlotId
 from duplexd.memory.arena import Shelf, sizes_of
 from duplexd.memory.layout import FieldSpec, PartitionSpec, shelf_partition
 from duplexd.models.pocket import dsp
-from duplexd.models.pocket.phonemes import Reader, Reading
+from duplexd.models.pocket.phonemes import Reader, Reading, WordPlace
 from duplexd.models.pocket.voicenets import (
     CONTEXT,
     DECODER_BLOCKS,
@@ -74,6 +78,8 @@ PAUSE_FRAMES = {**dict.fromkeys(".!?…", 20), **dict.fromkeys(",;:—", 10), ""
 LOUD = 0.2
 #: Ramp at both ends of a clause, so that a cut in faint noise does not click.
 _RAMP_SAMPLES = 120
+#: Over which a clause and the one it goes on from are blended; less than a frame.
+_SEAM_SAMPLES = 240
 
 
 def latent_fields() -> tuple[FieldSpec, ...]:
@@ -82,7 +88,7 @@ def latent_fields() -> tuple[FieldSpec, ...]:
         FieldSpec("frames", (LATENT_CHANNELS, FRAMES_MAX)),
         FieldSpec("f0", (FRAMES_MAX,)),  # Hz
         FieldSpec("phase", (FRAMES_MAX,), "float64"),  # cycles of the pulse train before each frame, fraction only
-        FieldSpec("clause", (3,), "int64"),  # count, first, audible: see the drawing above
+        FieldSpec("clause", (5,), "int64"),  # count, first, audible: see the drawing above; follows, leads
     )
 
 
@@ -103,15 +109,29 @@ def state_fields() -> tuple[FieldSpec, ...]:
         FieldSpec("voice_blocks", (DECODER_BLOCKS, DECODER_CHANNELS, 2 * REACH)),
         FieldSpec("voice_tail", (dsp.TAIL, dsp.HOP)),
         FieldSpec("voice_next", (2,), "int64"),  # latents slot, next sample of its clause
+        FieldSpec("voice_seam", (_SEAM_SAMPLES,)),  # what of a clause is blended with the next; zeros: nothing
+        FieldSpec("voice_pulse", (1,), "float64"),  # cycles of its pulse train there, fraction only; below 0: none
     )
 
 
 class Clause(msgspec.Struct, frozen=True):
-    """The three numbers of a latents slot, in frames."""
+    """The numbers of a latents slot: frames, and whether no pause lies at its edges."""
 
     count: int
     first: int
     audible: int
+    follows: bool = False  #: it goes on from the clause before
+    leads: bool = False  #: the next goes on from it
+
+
+class _Timing(NamedTuple):
+    ids: Tensor
+    encoded: Tensor
+    steps: Tensor  # of each id
+
+    @property
+    def frames(self) -> int:
+        return STEP_FRAMES * int(self.steps.sum())
 
 
 class Talker:
@@ -156,41 +176,46 @@ class Talker:
     def _talk(self, job: TalkJob) -> TalkResult | Failed:
         if len(job.text) > TEXT_CHARS_MAX:
             return Failed(job.session, f"a clause of {len(job.text)} characters; at most {TEXT_CHARS_MAX} are allowed")
-        reading = self._reader.read(job.text)
-        if not reading.ids:
-            silence = tuple(WordSpan(word.start_char, word.end_char, Ticks(0), Ticks(0)) for word in reading.words)
-            return TalkResult(job.session, Ticks(0), silence)
-        if len(reading.ids) * STEP_FRAMES > FRAMES_MAX:
-            # Each phoneme takes a step at least: this cannot fit, so the network need not be asked.
-            return self._too_long(job, Ticks(len(reading.ids) * STEP_TICKS))
-        ids, encoded, steps = self._durations(reading)
-        lengths = steps.tolist()
-        if STEP_FRAMES * sum(lengths) > FRAMES_MAX:
-            return self._too_long(job, Ticks(STEP_TICKS * sum(lengths)))
+        passage = passage_of(self._reader, job.text, before=job.before, after=job.after)
+        if not passage.is_spoken:
+            return TalkResult(job.session, Ticks(0), passage.silence)
+        timing = self._durations(passage.reading)
+        if timing.frames > FRAMES_MAX and (job.before or job.after):
+            # The words around it would not fit beside it: it is spoken as if it stood alone.
+            passage = passage_of(self._reader, job.text)
+            timing = self._durations(passage.reading)
+        if timing.frames > FRAMES_MAX:
+            return self._too_long(job, Ticks(timing.frames * FRAME_TICKS))
+        ids, encoded, steps = timing.ids, timing.encoded, timing.steps
+        reading, lengths = passage.reading, steps.tolist()
         f0, frames = self._net.latents(ids, encoded, steps)
         if not bool(torch.isfinite(frames).all()):
             return Failed(job.session, f"the voice gave no finite latents for {job.text!r}")
         loud = (frames[-1] > LOUD).tolist()
-        clause = trim(loud, reading.pause)
+        clause = passage.cut_out(trim(loud, reading.pause), lengths)
         if clause is None:
             return Failed(job.session, f"the voice makes no sound of {job.text!r}")
         length = Ticks(clause.audible * FRAME_TICKS)
         if length > self.clause_max:
             return self._too_long(job, length)
         self._keep(job.latents, clause, f0=f0, frames=frames)
-        return TalkResult(job.session, length, word_spans(reading, lengths, loud, clause))
+        spans = word_spans(reading, lengths, loud, clause, words=passage.own_words)
+        return TalkResult(job.session, length, passage.within(spans))
 
-    def _durations(self, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
+    def _durations(self, reading: Reading) -> _Timing:
+        ids = torch.tensor([reading.ids], device=self._latents.frames.device)
+        if len(reading.ids) * STEP_FRAMES > FRAMES_MAX:
+            # Each phoneme takes a step at least: this cannot fit, so the network need not be asked.
+            return _Timing(ids, ids, torch.ones_like(ids[0]))
         with torch.inference_mode():
-            ids = torch.tensor([reading.ids], device=self._latents.frames.device)
             steps, encoded = self._net.durations(ids)
-        return ids, encoded, steps
+        return _Timing(ids, encoded, steps)
 
     def _keep(self, slot: SlotId, clause: Clause, *, f0: Tensor, frames: Tensor) -> None:
         self._latents.frames[slot, :, : clause.count] = frames
         self._latents.f0[slot, : clause.count] = f0
         self._latents.phase[slot, : clause.count] = dsp.start_phases(f0)
-        self._latents.clause[slot] = torch.tensor([clause.count, clause.first, clause.audible])
+        self._latents.clause[slot] = torch.tensor(msgspec.structs.astuple(clause))
 
     def _too_long(self, job: TalkJob, length: Ticks) -> Failed:
         return Failed(
@@ -210,7 +235,71 @@ def trim(loud: Sequence[bool], pause: str) -> Clause | None:
     return Clause(count=len(loud), first=first, audible=end - first)
 
 
-def word_spans(reading: Reading, steps: Sequence[int], loud: Sequence[bool], clause: Clause) -> tuple[WordSpan, ...]:
+class Passage(msgspec.Struct, frozen=True):
+    """How a clause is read among the words around it."""
+
+    reading: Reading
+    own_words: range  #: which of its words are the clause's
+    offset: int  #: characters before the clause
+    follows: bool  #: spoken words stand before it
+    leads: bool  #: and behind it
+
+    @property
+    def own(self) -> tuple[WordPlace, ...]:
+        return self.reading.words[self.own_words.start : self.own_words.stop]
+
+    @property
+    def is_spoken(self) -> bool:
+        return any(word.start_id < word.end_id for word in self.own)
+
+    @property
+    def silence(self) -> tuple[WordSpan, ...]:
+        """Its words, when none of them is spoken."""
+        return self.within([WordSpan(w.start_char, w.end_char, Ticks(0), Ticks(0)) for w in self.own])
+
+    def within(self, spans: Sequence[WordSpan]) -> tuple[WordSpan, ...]:
+        """The same spans, by the characters of the clause alone."""
+        moved = msgspec.structs.replace
+        return tuple(moved(s, start_char=s.start_char - self.offset, end_char=s.end_char - self.offset) for s in spans)
+
+    def cut_out(self, whole: Clause | None, steps: Sequence[int]) -> Clause | None:
+        """What is played: from the edge of its first spoken word to that of the one behind it, where there are words
+        around; None: nothing.
+        """
+        if whole is None:
+            return None
+        first, end = whole.first, whole.first + whole.audible
+        if self.follows:
+            own = next(word for word in self.own if word.start_id < word.end_id)
+            first = STEP_FRAMES * sum(steps[: own.start_id])
+        if self.leads:
+            words = self.reading.words[self.own_words.stop :]
+            behind = next(word for word in words if word.start_id < word.end_id)
+            end = STEP_FRAMES * sum(steps[: behind.start_id])
+        if end <= first:
+            return None
+        return Clause(whole.count, first, end - first, self.follows, self.leads)
+
+
+def passage_of(reader: Reader, text: str, *, before: str = "", after: str = "") -> Passage:
+    """Read a clause between the words that are said before and behind it."""
+    parts = [part for part in (before, text, after) if part]
+    reading = reader.read(" ".join(parts))
+    start = len(before.split())
+    own = range(start, start + len(text.split()))
+    spoken = [word.start_id < word.end_id for word in reading.words]
+    return Passage(
+        reading=reading,
+        own_words=own,
+        offset=len(before) + 1 if before else 0,
+        follows=any(spoken[: own.start]),
+        leads=any(spoken[own.stop :]),
+    )
+
+
+def word_spans(
+    reading: Reading, steps: Sequence[int], loud: Sequence[bool], clause: Clause, *, words: range | None = None
+) -> tuple[WordSpan, ...]:
     """When each whitespace-delimited word is spoken, relative to the first audible sample.
 
     Spans are in order and within the clause; the first spoken word starts at 0. A word that another follows without a
@@ -218,14 +307,15 @@ def word_spans(reading: Reading, steps: Sequence[int], loud: Sequence[bool], cla
     with its first, and the pause belongs to no word: a word counts as heard as soon as it is. A word that is not spoken
     has an empty span.
 
-    Args: steps: 25 ms steps per id; loud: per frame; clause: what is played of it.
+    Args: steps: 25 ms steps per id; loud: per frame; clause: what is played of it; words: which of them, if not all.
     """
     edges = [0]
     for step in steps:
         edges.append(edges[-1] + step * STEP_FRAMES)
     spans: list[WordSpan] = []
     at = 0
-    for index, word in enumerate(reading.words):
+    for index in words if words is not None else range(len(reading.words)):
+        word = reading.words[index]
         start = at
         if word.start_id < word.end_id:
             high = _word_end(reading, index, edges, loud)
@@ -290,6 +380,8 @@ class Vocoder:
         self._blocks: Tensor = arena.field("state", "voice_blocks")
         self._tail: Tensor = arena.field("state", "voice_tail")
         self._next: Tensor = arena.field("state", "voice_next")
+        self._seam: Tensor = arena.field("state", "voice_seam")
+        self._pulse: Tensor = arena.field("state", "voice_pulse")
         self._net = self._given or load_nets(weights.path("hibari"))[1]
         shelf = Shelf(arena, self.shelf())
         shelf.place_all(self._net)
@@ -301,7 +393,8 @@ class Vocoder:
         return [self._render(job, media) for job in jobs]
 
     def _render(self, job: RenderJob, media: Any) -> RenderResult | Failed:
-        clause = Clause(*self._latents.clause[job.latents].tolist())
+        count, first, audible, follows, leads = self._latents.clause[job.latents].tolist()
+        clause = Clause(count, first, audible, bool(follows), bool(leads))
         fault = self._fault(job, clause)
         if fault:
             return Failed(job.session, fault)
@@ -330,18 +423,52 @@ class Vocoder:
     def _advance(self, job: RenderJob, clause: Clause) -> Tensor:
         """The samples of the chunk; leaves the state ready for the one after it."""
         start, end = _sample(job.start, clause), _sample(job.start + job.length, clause)
+        ends = end == (clause.first + clause.audible) * dsp.HOP
+        spare = _SEAM_SAMPLES if ends and clause.leads else 0  # For the next clause to be blended with.
+        if begins := job.start == 0:
+            self._join(job, clause)
+        samples = self._samples(job, clause, start, end + spare)
+        self._next[job.state] = torch.tensor([job.latents, end])
+        samples, seam = samples[: end - start], samples[end - start :]
+        samples = samples * _ramp(start, end, clause, samples.device)
+        if begins and clause.follows:
+            blended = min(_SEAM_SAMPLES, len(samples))
+            samples[:blended] += self._seam[job.state, :blended]
+        if ends:
+            self._leave(job, clause, seam)
+        return samples
+
+    def _join(self, job: RenderJob, clause: Clause) -> None:
+        """Move the pulses of a clause so that at its first frame they stand where those before the seam stopped."""
+        seam = float(self._pulse[job.state])
+        if not (clause.follows and seam >= 0):
+            self._seam[job.state], self._pulse[job.state] = 0.0, -1.0
+            return
+        phases = self._latents.phase[job.latents, : clause.count]
+        phases += seam - float(phases[clause.first])
+        phases -= phases.floor()
+
+    def _leave(self, job: RenderJob, clause: Clause, seam: Tensor) -> None:
+        """The end of a clause: what the next one needs to go on from it; nothing where a pause follows."""
+        if not clause.leads:
+            self._seam[job.state], self._pulse[job.state] = 0.0, -1.0
+            return
+        fall = torch.arange(_SEAM_SAMPLES, 0, -1, device=seam.device, dtype=torch.float32) / (_SEAM_SAMPLES + 1)
+        self._seam[job.state] = seam * fall
+        self._pulse[job.state] = self._latents.phase[job.latents, clause.first + clause.audible]
+
+    def _samples(self, job: RenderJob, clause: Clause, start: int, end: int) -> Tensor:
+        """Samples `start` to `end` of the clause, padding included, without ramps; the state then stands at `end`."""
         first_block, last_block = start // dsp.HOP, -(-end // dsp.HOP)
         done = max(0, first_block - 1) if job.fresh else _frames_for(start, clause)
         goal = _frames_for(end, clause)
         tail = torch.zeros_like(self._tail[0]) if job.fresh else self._tail[job.state]
         blocks = dsp.overlap(self._signal(job, clause.count, done, goal), tail) if goal > done else tail
         self._tail[job.state] = blocks[-dsp.TAIL :].clone()
-        self._next[job.state] = torch.tensor([job.latents, end])
         lowest = done - (dsp.TAIL - 1)
         weight = dsp.overlap_weight(first_block, last_block, clause.count, blocks.device)
         samples = (blocks[first_block - lowest : last_block - lowest] / weight).reshape(-1)
-        samples = samples[start - first_block * dsp.HOP : end - first_block * dsp.HOP]
-        return samples * _ramp(start, end, clause, samples.device)
+        return samples[start - first_block * dsp.HOP : end - first_block * dsp.HOP]
 
     def _signal(self, job: RenderJob, count: int, done: int, goal: int) -> Tensor:
         """Windowed signal of frames `done` to `goal`."""
@@ -391,9 +518,12 @@ def _frames_for(sample: int, clause: Clause) -> int:
 
 
 def _ramp(start: int, end: int, clause: Clause, device: torch.device) -> Tensor:
-    """Gain of samples `start` to `end`: 1, but for the first and last 5 ms of what is played."""
+    """Gain of samples `start` to `end`: 1, but for the first and last 5 ms of what is played, or the first 10 ms where
+    it is blended with the clause before.
+    """
     first = clause.first * dsp.HOP
     last = (clause.first + clause.audible) * dsp.HOP
     sample = torch.arange(start, end, device=device, dtype=torch.float32)
-    inside = torch.minimum(sample - first, last - 1 - sample) + 1
-    return (inside / _RAMP_SAMPLES).clamp(max=1.0)
+    rises = (sample - first + 1) / (_SEAM_SAMPLES + 1 if clause.follows else _RAMP_SAMPLES)
+    falls = torch.full_like(sample, torch.inf) if clause.leads else (last - sample) / _RAMP_SAMPLES
+    return torch.minimum(rises, falls).clamp(max=1.0)
