@@ -27,7 +27,7 @@ class SpeculationTunables(msgspec.Struct, frozen=True):
 
     turn_max: int = 16  #: speculations one turn may cost; 0 switches them off
     #: of these, how many may begin in the middle of a voice: in a long turn every whole sentence looks like the last
-    early_max: int = 12
+    early_max: int = 4
     #: voice at the end of a turn that words which came twice, or end a sentence, may not cover
     unheard_max: Ticks = ticks_from_ms(200)
     #: tokens fed in one launch: what the right words wait for when they come after the wrong ones

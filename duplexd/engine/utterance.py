@@ -26,7 +26,9 @@ PARTIAL_EVERY = ticks_from_ms(320)  #: new audio before the window is encoded ag
 PARTIAL_EAGER = ticks_from_ms(160)
 PAUSE_MIN = ticks_from_ms(160)  #: silence at which a window may be cut
 FREEZE_AT = ticks_from_ms(6000)  #: a window longer than this is frozen at its last pause
-LATE_RELEASE = ticks_from_ms(96)  #: a voice detector lets go this late: behind the words there is only hesitation
+#: A voice detector lets go some 0.1 s late, and the ears read each 160 ms: what is unread behind the words when silence
+#: begins is not a word.
+LATE_RELEASE = ticks_from_ms(160)
 TAIL = ticks_from_ms(200)  #: silence after the last voiced block that the final window includes
 FROZEN_MAX = 8000  #: characters of one turn that are kept; beyond it a quarter is forgotten at once, oldest first
 FINAL_MISSES_MAX = 2  #: times the last words of a turn are tried; then the turn ends without them
