@@ -96,6 +96,7 @@ RESIDENCY_COUNTS = (
     *("restores_early", "restores_late", "pages_offloaded", "pages_restored", "transfers_failed"),
     *("offload_us", "restore_us", "evictions", "evictions_in_line"),
 )
+ENDS = (StageFinished, StageFailed)
 ANCHOR_SESSION = SessionId(0)  #: the anchor's prefill is nobody's session
 
 
@@ -172,7 +173,7 @@ class EngineCore:
 
     def handle(self, event: Any, now: Nanos) -> None:
         self._now = now
-        if isinstance(event, StageFinished | StageFailed):
+        if isinstance(event, ENDS):
             self._handle_stage(event, now)
         elif isinstance(event, SlotsFreed):
             self.stores.slots_freed(event.slots)
@@ -195,13 +196,11 @@ class EngineCore:
 
     def timer(self) -> Nanos | None:
         """When to call `handle_timer` if nothing happens before; strictly later than the last call."""
-        first = self._timers.first()
-        times = [] if first is None else [first[0]]
-        if (wakes := self._scheduler.wakes_at()) is not None:
-            times.append(wakes)
-        if self.sessions or self._now < self._watch_until:
-            times.append(self._next_progress)
-        return Nanos(max(min(times), self._now + 1)) if times else None
+        first, wakes = self._timers.first(), self._scheduler.wakes_at()
+        watched = bool(self.sessions) or self._now < self._watch_until
+        times = (None if first is None else first[0], wakes, self._next_progress if watched else None)
+        due = [at for at in times if at is not None]
+        return Nanos(max(min(due), self._now + 1)) if due else None
 
     def commands(self) -> list[Any]:
         out, self._out = self._out, []
@@ -515,7 +514,7 @@ class EngineCore:
                 if session.utterance is not None and self._mover is not None:
                     self._onsets[session.id] = now
             session.wants_place = True
-            had, session.has_place = session.has_place, self.residency.need(session.id, self._pages_of(session))
+            had, session.has_place = session.has_place, self._has_place(session)
             if session.has_place and session.is_warming and not session.context.readable:
                 # Asked for: it need not hide behind anything.
                 self._restore(session, session.context, now, early=True)
@@ -531,6 +530,11 @@ class EngineCore:
             self.residency.index.note_playback(session.id, session.quiet_since if known else None)
             self._seat(self.residency.rest(session.id, pages, now), now)
             self._go_on_preloading(now)
+
+    def _has_place(self, session: Session) -> bool:
+        """It has one, or takes one; else it stands in line. Its pages are counted for the line alone."""
+        residency = self.residency
+        return residency.seats(session.id) or residency.need(session.id, self._pages_of(session))
 
     def _seat(self, seated: Sequence[SessionId], now: Nanos) -> None:
         for session_id in seated:

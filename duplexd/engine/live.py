@@ -39,6 +39,7 @@ class LiveWorld:
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
         self._poll.register(executor.fileno(), select.POLLIN)
+        self._watches_writes = False
 
     @property
     def ended(self) -> bool:
@@ -57,12 +58,18 @@ class LiveWorld:
 
     def _gather(self, until: Nanos | None) -> None:
         remaining = IDLE_WAIT_MAX if until is None else min(IDLE_WAIT_MAX, max(0, until - self.now()))
-        if self._executor.needs_poll:
+        if polled := self._executor.needs_poll:
             remaining = min(remaining, POLL_NS)  # CUDA events have no descriptor.
         self._watch_writes()
         # poll() takes whole milliseconds: round up, or the last fraction would be spun away.
-        self._poll.poll(-(-remaining // NANOS_PER_MS))
-        self._events.extend(map(_fact, self._executor.completions()))
+        ready = {descriptor for descriptor, _ in self._poll.poll(-(-remaining // NANOS_PER_MS))}
+        if polled or self._executor.fileno() in ready:
+            self._events.extend(map(_fact, self._executor.completions()))
+        if self._channel.fileno() in ready:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """The channel is readable or writable, or its other end is gone."""
         try:
             self._channel.flush()
             self._events.extend(map(unpack_fact, self._channel.receive()))
@@ -70,8 +77,10 @@ class LiveWorld:
             self._ended = True
 
     def _watch_writes(self) -> None:
-        writes = select.POLLOUT if self._channel.wants_write else 0
-        self._poll.modify(self._channel.fileno(), select.POLLIN | writes)
+        if self._channel.wants_write is not self._watches_writes:
+            self._watches_writes = not self._watches_writes
+            writes = select.POLLOUT if self._watches_writes else 0
+            self._poll.modify(self._channel.fileno(), select.POLLIN | writes)
 
     def execute(self, command: Any, now: Nanos) -> None:
         if isinstance(command, Launch):

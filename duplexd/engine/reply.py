@@ -269,7 +269,10 @@ class Reply:
         return self.thought and not self.to_talk
 
     def unplanned(self) -> SpokenClause | None:
-        return next((s for s in self.spoken if s.planned < s.length), None)
+        for spoken in self.spoken:
+            if spoken.planned < spoken.length:
+                return spoken
+        return None
 
     @property
     def all_planned(self) -> bool:

@@ -613,8 +613,10 @@ class Session:
         return self._warm_by is not None
 
     def _settle_warmth(self, now: Nanos) -> None:
+        if self._warm_by is None:
+            return
         is_warm = self.context.readable and self.context.behind == 0 and self.context.flight is None
-        if self._warm_by is not None and (is_warm or now >= self._warm_by):
+        if is_warm or now >= self._warm_by:
             self._warm_by = None
             self._monitor.count("prefetches_done" if is_warm else "prefetches_given_up")
 
@@ -626,8 +628,10 @@ class Session:
 
     def _begin_wanted(self, now: Nanos) -> None:
         """A reply asked for begins when nothing is before it: no reply, no turn that is still being understood."""
+        if not self._wanted:
+            return
         busy = self.reply is not None or self.contest is not None or bool(self.waiting)
-        if not self._wanted or busy or (self.utterance is not None and self.utterance.ended):
+        if busy or (self.utterance is not None and self.utterance.ended):
             return
         wanted = self._wanted.popleft()
         self._begin_reply(self._reopened(), ended_at=now, now=now, wanted=wanted)
@@ -833,7 +837,7 @@ class Session:
 
     def _deliver(self, now: Nanos) -> None:
         """Hand over what is made, no further ahead of the ear than the policy says."""
-        while self.reply is not None and (at := self._next_delivery_at(now)) is not None and at <= now:
+        while self._made and self.reply is not None and (at := self._next_delivery_at(now)) is not None and at <= now:
             self._publish(self._made.popleft(), self.reply, now)
 
     def _next_delivery_at(self, now: Nanos) -> Nanos | None:
@@ -1492,10 +1496,11 @@ class Session:
         if contest is not None and not contest.answered and now >= contest.answer_by:
             contest.assumed = True
             self._settle_contest(now)
-        self._decide(now)
+        if self.contest is not None:
+            self._decide(now)
         if self.utterance is not None and self._came_to_nothing(self.utterance):
             self._drop_utterance(TurnOutcome.EMPTY)
-        if self._turn_may_end():
+        if self.utterance is not None and self._turn_may_end():
             self._end_turn(now)
         elif self.reply is None and self._auto_reply and not self._turns_by_client:
             self._speculate(now)
@@ -1562,9 +1567,10 @@ class Session:
         """Work that could start now, at most one piece a stage. O(1)."""
         self.wants_slot, self._chunk_at = False, None
         works = [] if self.closed else list(self._offers(now))
-        offered = {work.role for work in works}
-        for role in [r for r in self._ready_since if r not in offered]:
-            del self._ready_since[role]  # What is not wanted any more does not grow old.
+        if len(self._ready_since) > len(works):  # No role offers two.
+            offered = {work.role for work in works}
+            for role in [r for r in self._ready_since if r not in offered]:
+                del self._ready_since[role]  # What is not wanted any more does not grow old.
         if self.face is not None and not self.closed:
             self.face.hushed = self._sound_is_awaited
             works += self.face.offers(now)
@@ -1682,11 +1688,10 @@ class Session:
 
     def _upstream_may(self, role: Role, reply: Reply, pending: Ticks, now: Nanos) -> bool:
         """Whether one more clause, of the worst length, stays within the lookahead; `pending` are not spoken yet."""
-        unit = self._plan.clause_max
-        budget = Ticks(self._budget(reply, now) + self._clause_pace.worst + unit)
+        unit, playback = self._plan.clause_max, self.timeline.playback(now)
+        budget = Ticks(self._budget(reply, playback) + self._clause_pace.worst + unit)
         limit = self._policy.lookahead(Gate(role, unit, budget, self._plan.need(role).batch_max))
-        ahead = reply.talked_until + pending + unit - self.timeline.playback(now)
-        return limit is None or ahead <= limit
+        return limit is None or reply.talked_until + pending + unit - playback <= limit
 
     def _wants_thought(self, reply: Reply, now: Nanos) -> bool:
         if reply.thought or self._busy.get(Role.THINK) or not self.has_place:
@@ -1700,22 +1705,22 @@ class Session:
             return False
         return not reply.words or self._upstream_may(Role.TALK, reply, Ticks(0), now)
 
-    def _budget(self, reply: Reply, now: Nanos) -> Ticks:
-        return self.timeline.budget(self._chunk_aim(reply, now), self._making_time)
+    def _budget(self, reply: Reply, playback: Ticks) -> Ticks:
+        return self.timeline.budget(self._chunk_aim(reply, playback), self._making_time)
 
     @property
     def _making_time(self) -> Ticks:
         """From the start of a chunk until all that is made of it is there: its sound, and the face that speaks it."""
         return Ticks(self._chunk_pace.worst + (self.face.voice_ahead if self.face is not None else 0))
 
-    def _chunk_aim(self, reply: Reply, now: Nanos) -> Ticks:
+    def _chunk_aim(self, reply: Reply, playback: Ticks) -> Ticks:
         """Length of the next chunk: what is left to play while it is made, so that it grows from the smallest to the
         longest as the buffer does; nor less than making it takes, or a slow stage would never catch up. Without a
         measured position, the ramp of the plan.
         """
         if not self._policy.sizes_chunks or self.timeline.assumed or reply.chunks_made == 0:
             return self._ramp(reply.chunks_made)
-        left = self.timeline.generation - self.timeline.playback(now)
+        left = self.timeline.generation - playback
         wanted = max(left, self._chunk_pace.worst) // self._plan.grain * self._plan.grain
         return Ticks(min(self._chunk_max, max(self._chunk_min, wanted)))
 
@@ -1723,9 +1728,9 @@ class Session:
         ramp = self._plan.chunk_ramp
         return ramp[min(index, len(ramp) - 1)]
 
-    def _chunk_length(self, reply: Reply, spoken: SpokenClause, now: Nanos) -> Ticks:
+    def _chunk_length(self, reply: Reply, spoken: SpokenClause, playback: Ticks) -> Ticks:
         left = spoken.length - spoken.planned
-        length = self._chunk_aim(reply, now)
+        length = self._chunk_aim(reply, playback)
         # A crumb at the end of a clause costs a launch for nothing: it goes with the chunk before it.
         return Ticks(left if left - length < 4 * self._plan.grain else length)
 
@@ -1740,10 +1745,9 @@ class Session:
 
     def _next_chunk_at(self, reply: Reply, now: Nanos) -> Nanos | None:
         """When the next chunk may start; None while there is none or one is being made."""
-        spoken = reply.unplanned()
-        if spoken is None or self._busy.get(Role.RENDER):
+        if self._busy.get(Role.RENDER) or (spoken := reply.unplanned()) is None:
             return None
-        length = self._chunk_length(reply, spoken, now)
+        length = self._chunk_length(reply, spoken, self.timeline.playback(now))
         end = Ticks(spoken.start + spoken.planned + length)
         budget = self.timeline.budget(length, self._making_time)
         gate = Gate(Role.RENDER, self._plan.chunk_ramp[-1], budget, self._plan.need(Role.RENDER).batch_max)
@@ -1893,7 +1897,7 @@ class Session:
         spoken = reply.unplanned()
         if spoken is None or not self._stores.out_slots:
             return None, None
-        length = self._chunk_length(reply, spoken, now)
+        length = self._chunk_length(reply, spoken, self.timeline.playback(now))
         start = Ticks(spoken.start + spoken.planned)
         chunk = self.chunks.plan(
             epoch=self.timeline.epoch,
@@ -1928,10 +1932,10 @@ class Session:
     def progress(self, now: Nanos, urgency: str) -> Progress:
         """Args:    urgency: of what it offers; '' when nothing of its reply waits for a lane."""
         running = any(flight.reply is not None for flight in self._flights.values())
-        budget = self._budget(self.reply, now) if self.reply is not None else Ticks(0)
-        t = self.timeline
+        t, playback = self.timeline, self.timeline.playback(now)
+        budget = self._budget(self.reply, playback) if self.reply is not None else Ticks(0)
         shown = urgency or ("running" if running else "ahead")
-        return Progress(self.id, t.epoch, t.generation, t.playback(now), budget, t.assumed, shown)
+        return Progress(self.id, t.epoch, t.generation, playback, budget, t.assumed, shown)
 
     def pressure(self, now: Nanos) -> SessionPressure:
         """This session at this moment, as a value."""

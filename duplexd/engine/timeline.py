@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 
 from duplexd.ids import Epoch
@@ -34,6 +35,7 @@ class Timeline:
         self.assumed = True  #: no measured report has come in this epoch
         self.held = False
         self._ages: deque[int] = deque(maxlen=reports_kept)
+        self._by_age: list[int] = []  # the same, in order
         self._age_p99 = ticks_from_ms(200)  #: of a listener who has not reported yet
         self.reports_ignored = 0
 
@@ -49,10 +51,17 @@ class Timeline:
         # An observation from the future is a broken clock, not news: it must not freeze later reports out.
         self.reported_at = Nanos(min(fact.cursor.observed_at, now))
         self.bound, self.buffer, self.assumed = fact.bound, fact.buffer, fact.assumed
-        self._ages.append(max(0, fact.age))
-        ages = sorted(self._ages)
-        self._age_p99 = ticks_from_nanos(ages[min(len(ages) - 1, len(ages) * 99 // 100)])
+        self._age_p99 = ticks_from_nanos(self._p99_with(max(0, fact.age)))
         return True
+
+    def _p99_with(self, age: int) -> int:
+        """P99 of the ages that are kept, this newest one among them."""
+        ages = self._by_age
+        if len(self._ages) == self._ages.maxlen:
+            del ages[bisect_left(ages, self._ages[0])]
+        self._ages.append(age)
+        insort(ages, age)
+        return ages[min(len(ages) - 1, len(ages) * 99 // 100)]
 
     def settle(self, position: Ticks, now: Nanos) -> None:
         """The authoritative answer to a hold: the cursor stands exactly here, even where a report had run ahead."""
@@ -87,10 +96,11 @@ class Timeline:
         What needs more playback than the last report can be carried on for waits for the next report: a moment that is
         asked for and does not come would be asked for again at once, and again.
         """
-        short = end - self.playback(now) - budget
+        playback = self.playback(now)
+        short = end - playback - budget
         if short <= 0:
             return now
-        if self.held or self.playback(now) + short > min(self.published, self.reported + EXTRAPOLATE_MAX):
+        if self.held or playback + short > min(self.published, self.reported + EXTRAPOLATE_MAX):
             return None
         return Nanos(now + nanos_from_ticks(short) + 1)
 

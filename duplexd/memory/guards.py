@@ -50,6 +50,10 @@ class Guards:
             self._fences.setdefault(index, set()).add(fence)
             self._indexes.setdefault(fence, {})[index] = None
 
+    def waits_for(self, fence: FenceId) -> bool:
+        """Something is guarded by this fence. Few are, and every launch has one that passes."""
+        return fence in self._indexes
+
     def fence_passed(self, fence: FenceId) -> list[int]:
         """Take a passed fence away; returns the indexes nothing guards any more, in the order they were guarded."""
         unguarded = []

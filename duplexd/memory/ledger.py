@@ -153,6 +153,8 @@ class SlotLedger:
 
     def fence_passed(self, fence: FenceId) -> int:
         """Free what waited for this fence alone; returns how many slots. Fences nobody waits for are nothing."""
+        if not self._guards.waits_for(fence):
+            return 0
         slots = [SlotId(slot) for slot in self._guards.fence_passed(fence)]
         self._release(slots)
         return len(slots)
@@ -213,6 +215,10 @@ class SlotLedger:
                 + ("it is free or retiring now" if held is None else f"session {held.owner} holds {held.lease}")
             )
         return held
+
+    def held_count(self, session: Owner) -> int:
+        """How many slots a session holds. O(1)."""
+        return len(self._slots.get(session, ()))
 
     def held(self, session: Owner) -> list[Held]:
         """All a session holds, oldest lease first."""

@@ -127,7 +127,7 @@ class _Context:
 
     @property
     def away_tokens(self) -> int:
-        return sum(away.tokens for away in self.away)
+        return sum(away.tokens for away in self.away) if self.away else 0
 
     @property
     def images(self) -> set[Lease]:
@@ -514,6 +514,8 @@ class PageLedger:
 
     def fence_passed(self, fence: FenceId) -> int:
         """Free the pages that waited for this fence alone; returns how many. Fences nobody waits for are nothing."""
+        if not self._guards.waits_for(fence):
+            return 0
         before = len(self._free)
         for page in self._guards.fence_passed(fence):
             self._release(page)

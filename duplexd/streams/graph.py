@@ -161,7 +161,7 @@ class ModelPlan:
         return self._by_role.get(role)
 
     def need(self, role: Role) -> StageSpec:
-        spec = self.stage(role)
+        spec = self._by_role.get(role)
         if spec is None:
             raise ValueError(f"model {self.name} has no stage for {role.value}")
         return spec
