@@ -196,11 +196,12 @@ class EngineCore:
 
     def timer(self) -> Nanos | None:
         """When to call `handle_timer` if nothing happens before; strictly later than the last call."""
-        first, wakes = self._timers.first(), self._scheduler.wakes_at()
-        watched = bool(self.sessions) or self._now < self._watch_until
-        times = (None if first is None else first[0], wakes, self._next_progress if watched else None)
-        due = [at for at in times if at is not None]
-        return Nanos(max(min(due), self._now + 1)) if due else None
+        at = self._next_progress if self.sessions or self._now < self._watch_until else None
+        if (first := self._timers.first()) is not None and (at is None or first[0] < at):
+            at = first[0]
+        if (wakes := self._scheduler.wakes_at()) is not None and (at is None or wakes < at):
+            at = wakes
+        return None if at is None else Nanos(max(at, self._now + 1))
 
     def commands(self) -> list[Any]:
         out, self._out = self._out, []
@@ -398,8 +399,11 @@ class EngineCore:
             self._warmed(event)
             return
         # All of a batch first, then what follows from it: nobody is asked while a neighbour's result still waits.
-        for session_id, own in zip(owners, _shares(event, len(owners)), strict=True):
-            self._tell(session_id, own, now)
+        if len(owners) == 1:
+            self._tell(owners[0], event, now)
+        else:
+            for session_id, own in zip(owners, _shares(event, len(owners)), strict=True):
+                self._tell(session_id, own, now)
         for session_id in owners:
             if session_id in self.sessions:
                 self._touch(self.sessions[session_id], now)
@@ -419,10 +423,11 @@ class EngineCore:
         """Every idle lane gets the most urgent work that can start."""
         self._scheduler.note_pool(self._pages_taken)
         for lane in self._scheduler.idle_lanes():
-            with closing(self._scheduler.urgent(lane, now)) as offers:
-                for work in offers:
-                    if self._launch(work, now) or self._policy.misfit is Misfit.STOP:
-                        break
+            offers = self._scheduler.urgent(lane, now)
+            for work in offers:
+                if self._launch(work, now) or self._policy.misfit is Misfit.STOP:
+                    break
+            offers.close()
 
     @property
     def _pages_taken(self) -> float:
@@ -934,7 +939,7 @@ def _ways_of(plan: ModelPlan) -> tuple[tuple[str, str], ...]:
 
 
 def _shares(event: StageFinished | StageFailed, owners: int) -> Iterator[StageFinished | StageFailed]:
-    """What each owner of a launch is told: all of it when it was alone, its own result in a shared one."""
-    if owners == 1 or isinstance(event, StageFailed):
+    """What each owner of a shared launch is told: its own result."""
+    if isinstance(event, StageFailed):
         return iter([event] * owners)
     return (StageFinished(event.work, (result,), event.started_at, event.ended_at) for result in event.results)

@@ -18,6 +18,7 @@ from duplexd.streams.stage import Failed
 from duplexd.units import NANOS_PER_MS, Nanos
 
 IDLE_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
+FIGURES = (Progress, Metrics)
 
 Measured = Callable[[], Mapping[str, float]]
 
@@ -88,10 +89,11 @@ class LiveWorld:
             return
         if isinstance(command, ResponseChanged) and command.state is ResponseState.FAILED:
             log.warning("session %d: response %d failed: %s", command.session, command.response, command.reason)
-        if isinstance(command, Progress | Metrics) and self._channel.wants_write:
-            return  # The front end lags; the next figure says it better, and what must not be lost keeps its room.
-        if isinstance(command, Metrics):
-            command = Metrics({**command.values, **self._measured()}, command.sessions)
+        if isinstance(command, FIGURES):
+            if self._channel.wants_write:
+                return  # The front end lags; the next figure says it better, and what must not be lost keeps its room.
+            if isinstance(command, Metrics):
+                command = Metrics({**command.values, **self._measured()}, command.sessions)
         try:
             self._channel.send(pack(command))
         except ChannelClosed:

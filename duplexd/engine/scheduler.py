@@ -143,7 +143,8 @@ class Scheduler:
             if before is None:
                 lane = self._lane_of[work.stage]
                 self._accounts[lane].join(session)
-                self._note_idle(lane)
+                if lane not in self._busy:
+                    self._idle.add(lane)
             elif before == work:
                 continue
             self._rank(name, work, now)
@@ -166,8 +167,10 @@ class Scheduler:
         del self._ranks[name]
         if name in self._due:
             del self._due[name]
-        self._accounts[lane].leave(name[0])
-        self._note_idle(lane)
+        accounts = self._accounts[lane]
+        accounts.leave(name[0])
+        if not accounts.wanted:
+            self._idle.discard(lane)
 
     def _rank(self, name: OfferId, work: Work, now: Nanos) -> None:
         lane = self._lane_of[work.stage]
@@ -217,13 +220,6 @@ class Scheduler:
     def idle_lanes(self) -> list[str]:
         """Lanes with nothing to do and something offered, in the order of the plan. It is asked after every event."""
         return sorted(self._idle, key=self._place_of.__getitem__) if self._idle else []
-
-    def _note_idle(self, lane: str) -> None:
-        """An offer has come or gone, or a launch."""
-        if lane not in self._busy and self._accounts[lane].wanted:
-            self._idle.add(lane)
-        else:
-            self._idle.discard(lane)
 
     def wakes_at(self) -> Nanos | None:
         """When the clock may let somebody begin a launch on a lane with nothing to do; None: nobody waits for that."""
@@ -291,7 +287,8 @@ class Scheduler:
         self._busy[running.lane] -= 1
         if not self._busy[running.lane]:
             del self._busy[running.lane]
-            self._note_idle(running.lane)
+            if self._accounts[running.lane].wanted:
+                self._idle.add(running.lane)
         for session, weight in running.owners:
             self._accounts[running.lane].charge(session, took / len(running.owners) / max(1, weight))
         return running.lane, running.stage

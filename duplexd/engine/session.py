@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import hypot
 from types import MappingProxyType
 from typing import Any
@@ -42,7 +42,7 @@ from duplexd.engine.utterance import (
     join,
     newest,
 )
-from duplexd.engine.work import Launch, Need, StageFailed, StageFinished, Work
+from duplexd.engine.work import CHUNK, INPUT, SPECULATION, TURN, Launch, Need, StageFailed, StageFinished, Work
 from duplexd.errors import ArenaFull
 from duplexd.ids import ChunkId, ConditionVersion, FenceId, ResponseId, SessionId, TurnId, WorkId
 from duplexd.media.endpoint import Ask, End, EndpointRule, Verdict, patient_rule, silence_rule
@@ -133,6 +133,17 @@ BEGINNING_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
 #: A turn with so much voice and no word is told: whoever said it waits for an answer. A cough is shorter.
 UNCLEAR_MIN = ticks_from_ms(600)
 IDLE_UTTERANCE_MAX = ticks_from_ms(1000)  #: a hint of a voice that no block confirmed by then was none
+
+
+#: As plain names: an enumeration takes ten times as long to give a member, and these are asked for at every event.
+COPY, LISTEN, JUDGE, THINK, TALK, RENDER = (
+    Role.COPY,
+    Role.LISTEN,
+    Role.JUDGE,
+    Role.THINK,
+    Role.TALK,
+    Role.RENDER,
+)
 
 
 class Contest(msgspec.Struct):
@@ -676,17 +687,17 @@ class Session:
         result: Any = fact.results[0]
         if isinstance(result, Failed):
             self._failed(fact.work, flight, result.reason, now)
-        elif flight.role is Role.COPY:
+        elif flight.role is COPY:
             self._copied(flight.detail)
-        elif flight.role is Role.LISTEN:
+        elif flight.role is LISTEN:
             self._heard_words(flight, result, now)
-        elif flight.role is Role.JUDGE:
+        elif flight.role is JUDGE:
             self._judged(flight, result)
-        elif flight.role is Role.THINK:
+        elif flight.role is THINK:
             self._thought(fact.work, flight, result, now)
-        elif flight.role is Role.TALK:
+        elif flight.role is TALK:
             self._talked(flight, result, now)
-        elif flight.role is Role.RENDER:
+        elif flight.role is RENDER:
             self._rendered(flight, result, now)
 
     def on_failed(self, fact: StageFailed, now: Nanos) -> None:
@@ -1097,7 +1108,7 @@ class Session:
         reply = self.reply
         if reply is None or self.contest is not None or not reply.all_planned:
             return
-        if self._busy.get(Role.TALK) or self._busy.get(Role.RENDER):
+        if self._busy.get(TALK) or self._busy.get(RENDER):
             return  # A clause on its way to the talker is in no list: without it the reply would look empty, or over.
         if reply.is_empty and not reply.avoided:
             self._monitor.count("empty_replies")
@@ -1510,9 +1521,11 @@ class Session:
         self._begin_wanted(now)
         self._settle_warmth(now)
         reply = self.reply
-        if reply is not None and self._too_late(reply, now):
+        if reply is None:
+            return
+        if self._too_late(reply, now):
             self._fail_reply("no sound within the response deadline", now)
-        elif reply is not None and not self.has_place and now >= reply.accepted_at + self._place_wait:
+        elif not self.has_place and now >= reply.accepted_at + self._place_wait:
             self._fail_busy(now)
 
     def _fail_busy(self, now: Nanos) -> None:
@@ -1540,9 +1553,13 @@ class Session:
                 times.append(Nanos(reply.accepted_at + self.response_deadline))
             if not self.has_place:
                 times.append(Nanos(reply.accepted_at + self._place_wait))
-            times += [at for at in (self._chunk_at, self._next_delivery_at(now)) if at is not None]
+            if self._chunk_at is not None:
+                times.append(self._chunk_at)
+            if (at := self._next_delivery_at(now)) is not None:
+                times.append(at)
         # What has passed was decided in `settle`: a timer in the past would spin for ever.
-        return min((at for at in times if at > now), default=None)
+        times = [at for at in times if at > now]
+        return min(times) if times else None
 
     @property
     def _gated(self) -> bool:
@@ -1566,7 +1583,7 @@ class Session:
     def wanted(self, now: Nanos) -> list[Work]:
         """Work that could start now, at most one piece a stage. O(1)."""
         self.wants_slot, self._chunk_at = False, None
-        works = [] if self.closed else list(self._offers(now))
+        works = [] if self.closed else self._offers(now)
         if len(self._ready_since) > len(works):  # No role offers two.
             offered = {work.role for work in works}
             for role in [r for r in self._ready_since if r not in offered]:
@@ -1586,30 +1603,40 @@ class Session:
             return False  # A reply that is guessed ahead in the middle of a voice is in no hurry.
         return self.speculation is not None or (said is not None and self.reply is None)
 
-    def _offers(self, now: Nanos) -> Iterator[Work]:
-        if self._to_copy and not self._busy.get(Role.COPY):
-            yield self._work(Role.COPY, Need.INPUT, now)
-        if (listen := self._listen_window()) is not None:
-            need = Need.TURN if listen.kind is ListenKind.FINAL else Need.INPUT
-            yield self._work(Role.LISTEN, need, now)
-        if self._wants_judge():
-            yield self._work(Role.JUDGE, Need.TURN, now)
+    def _offers(self, now: Nanos) -> list[Work]:
+        works = self._offers_of_input(now) if self._to_copy or self.utterance is not None else []
         making = None if self._gated else self._making
-        need = Need.CHUNK if self.speculation is None else Need.SPECULATION
-        if making is not None and self._wants_thought(making, now):
-            yield self._work(Role.THINK, need, now)
+        if making is None:
+            if self._context_behind() is not None:
+                works.append(self._work(THINK, INPUT, now))
+            return works
+        need = CHUNK if self.speculation is None else SPECULATION
+        if self._wants_thought(making, now):
+            works.append(self._work(THINK, need, now))
         elif self._context_behind() is not None:
-            yield self._work(Role.THINK, Need.INPUT, now)
-        if making is not None and self._wants_talk(making, now):
-            yield self._work(Role.TALK, need, now)
-        if making is not None and self._wants_chunk(making, now):
-            yield self._work(Role.RENDER, need, now)
+            works.append(self._work(THINK, INPUT, now))
+        if self._wants_talk(making, now):
+            works.append(self._work(TALK, need, now))
+        if self._wants_chunk(making, now):
+            works.append(self._work(RENDER, need, now))
+        return works
+
+    def _offers_of_input(self, now: Nanos) -> list[Work]:
+        works = []
+        if self._to_copy and not self._busy.get(COPY):
+            works.append(self._work(COPY, INPUT, now))
+        if (listen := self._listen_window()) is not None:
+            need = TURN if listen.kind is ListenKind.FINAL else INPUT
+            works.append(self._work(LISTEN, need, now))
+        if self._wants_judge():
+            works.append(self._work(JUDGE, TURN, now))
+        return works
 
     def _work(self, role: Role, need: Need, now: Nanos) -> Work:
         reply, stage = self.reply, self._plan.need(role).name
         made = self._made_until(role)
         published = reply is not None and reply.published_at > 0
-        follows = reply is not None and need is Need.CHUNK and reply.talked_at > 0 and made > reply.start
+        follows = reply is not None and need is CHUNK and reply.talked_at > 0 and made > reply.start
         return Work(
             session=self.id,
             stage=stage,
@@ -1632,7 +1659,7 @@ class Session:
         chunk goes out as soon as it can be rendered.
         """
         if reply is not None and reply.published_at == 0 and reply.talked_at and made > reply.start:
-            rendered = self._monitor.times.after(self._plan.need(Role.TALK).name) or 0
+            rendered = self._monitor.times.after(self._plan.need(TALK).name) or 0
             return Nanos(reply.talked_at + rendered + nanos_from_ticks(made - reply.start))
         if not self.timeline.assumed:
             return self.timeline.silence_at(made, now)
@@ -1643,11 +1670,11 @@ class Session:
     def _made_until(self, role: Role) -> Ticks:
         """End of what a stage has made, as far as its length is known: a clause that was not spoken yet has none."""
         making = self._making
-        return self.timeline.generation if making is None or role is Role.RENDER else making.talked_until
+        return self.timeline.generation if making is None or role is RENDER else making.talked_until
 
     def _listen_window(self) -> ListenWindow | None:
         utterance = self.utterance
-        if utterance is None or utterance.voiced_ticks == 0 or self._busy.get(Role.LISTEN):
+        if utterance is None or utterance.voiced_ticks == 0 or self._busy.get(LISTEN):
             return None
         # In a silence the next reading is the last one: it needs some of that silence, and the ears to be free.
         eager = self.reply is None and self.may_speculate and self._allow_speculation and utterance.silence == 0
@@ -1661,7 +1688,7 @@ class Session:
             return False
         if self._turns_by_client or utterance.ended:
             return False
-        if self._plan.stage(Role.JUDGE) is None or utterance.judging is not None or self._busy.get(Role.JUDGE):
+        if self._plan.stage(JUDGE) is None or utterance.judging is not None or self._busy.get(JUDGE):
             return False
         if self.copied_until < utterance.input_end:
             return False
@@ -1669,22 +1696,20 @@ class Session:
 
     def _context_behind(self) -> Context | None:
         """A context that must catch up with words, reply or not; decoding is another matter."""
-        if self.utterance is not None and not self._policy.prefills_speech:
+        if self.contest is None:
+            behind = self.context if self._making is None else None
+        else:
+            behind = self.contest.branch
+        if behind is None or behind.behind <= 0:
             return None
-        if self._busy.get(Role.THINK) or not self.has_place:
-            return None
-        if self.contest is not None:
-            branch = self.contest.branch
-            return branch if branch is not None and branch.behind > 0 else None
-        if self.reply is None and self.speculation is None:
-            return self.context if self.context.behind > 0 else None
-        return None
+        waits = self.utterance is not None and not self._policy.prefills_speech
+        return None if waits or self._busy.get(THINK) or not self.has_place else behind
 
     def _upstream_ahead(self, reply: Reply, now: Nanos) -> bool:
         """Upstream stages have the same budget in playback seconds, from one worst-case unit ahead (DESIGN §5 rule
         1).
         """
-        return not self._upstream_may(Role.THINK, reply, Ticks(len(reply.to_talk) * self._plan.clause_max), now)
+        return not self._upstream_may(THINK, reply, Ticks(len(reply.to_talk) * self._plan.clause_max), now)
 
     def _upstream_may(self, role: Role, reply: Reply, pending: Ticks, now: Nanos) -> bool:
         """Whether one more clause, of the worst length, stays within the lookahead; `pending` are not spoken yet."""
@@ -1694,16 +1719,16 @@ class Session:
         return limit is None or reply.talked_until + pending + unit - playback <= limit
 
     def _wants_thought(self, reply: Reply, now: Nanos) -> bool:
-        if reply.thought or self._busy.get(Role.THINK) or not self.has_place:
+        if reply.thought or not self.has_place or self._busy.get(THINK):
             return False
         if self.speculation is not None and self.speculation.first_clause_thought:
             return False
         return reply.chunks_published == 0 or not self._upstream_ahead(reply, now)
 
     def _wants_talk(self, reply: Reply, now: Nanos) -> bool:
-        if not reply.to_talk or self._busy.get(Role.TALK) or not self._stores.latents_free(self.id):
+        if not reply.to_talk or self._busy.get(TALK) or not self._stores.latents_free(self.id):
             return False
-        return not reply.words or self._upstream_may(Role.TALK, reply, Ticks(0), now)
+        return not reply.words or self._upstream_may(TALK, reply, Ticks(0), now)
 
     def _budget(self, reply: Reply, playback: Ticks) -> Ticks:
         return self.timeline.budget(self._chunk_aim(reply, playback), self._making_time)
@@ -1711,7 +1736,8 @@ class Session:
     @property
     def _making_time(self) -> Ticks:
         """From the start of a chunk until all that is made of it is there: its sound, and the face that speaks it."""
-        return Ticks(self._chunk_pace.worst + (self.face.voice_ahead if self.face is not None else 0))
+        worst = self._chunk_pace.worst
+        return worst if self.face is None else Ticks(worst + self.face.voice_ahead)
 
     def _chunk_aim(self, reply: Reply, playback: Ticks) -> Ticks:
         """Length of the next chunk: what is left to play while it is made, so that it grows from the smallest to the
@@ -1721,8 +1747,9 @@ class Session:
         if not self._policy.sizes_chunks or self.timeline.assumed or reply.chunks_made == 0:
             return self._ramp(reply.chunks_made)
         left = self.timeline.generation - playback
-        wanted = max(left, self._chunk_pace.worst) // self._plan.grain * self._plan.grain
-        return Ticks(min(self._chunk_max, max(self._chunk_min, wanted)))
+        wanted = Ticks(max(left, self._chunk_pace.worst) // self._plan.grain * self._plan.grain)
+        shortest, longest = self._chunk_min, self._chunk_max
+        return shortest if wanted < shortest else longest if wanted > longest else wanted
 
     def _ramp(self, index: int) -> Ticks:
         ramp = self._plan.chunk_ramp
@@ -1745,12 +1772,12 @@ class Session:
 
     def _next_chunk_at(self, reply: Reply, now: Nanos) -> Nanos | None:
         """When the next chunk may start; None while there is none or one is being made."""
-        if self._busy.get(Role.RENDER) or (spoken := reply.unplanned()) is None:
+        if self._busy.get(RENDER) or (spoken := reply.unplanned()) is None:
             return None
         length = self._chunk_length(reply, spoken, self.timeline.playback(now))
         end = Ticks(spoken.start + spoken.planned + length)
         budget = self.timeline.budget(length, self._making_time)
-        gate = Gate(Role.RENDER, self._plan.chunk_ramp[-1], budget, self._plan.need(Role.RENDER).batch_max)
+        gate = Gate(RENDER, self._plan.chunk_ramp[-1], budget, self._plan.need(RENDER).batch_max)
         limit = self._policy.lookahead(gate)
         return now if limit is None else self.timeline.reenters_budget_at(end, limit, now)
 
@@ -1761,7 +1788,7 @@ class Session:
         if work.role in FACE_ROLES:
             assert self.face is not None
             return self.face.launch(work, work_id, now)
-        reply = self._making if work.need in (Need.CHUNK, Need.SPECULATION) else None
+        reply = self._making if work.need in (CHUNK, SPECULATION) else None
         job, detail = self._job(work, reply, work_id, now)
         if job is None:
             self._monitor.count("launches_short_of_memory")
@@ -1772,23 +1799,20 @@ class Session:
         return Launch(work_id, work.stage, tuple(job) if isinstance(job, list) else (job,))
 
     def _job(self, work: Work, reply: Reply | None, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
-        match work.role:
-            case Role.COPY:
-                return self._copy_job()
-            case Role.LISTEN:
-                return self._listen_job()
-            case Role.JUDGE:
-                return self._judge_job()
-            case Role.THINK:
-                return self._think_job(self.context_of(work), reply, work_id, now)
-            case Role.TALK:
-                return self._talk_job(reply)
-            case Role.RENDER:
-                return self._render_job(reply, now)
-            case Role.MOVE:
-                raise ValueError(f"session {self.id} orders no copies between tiers; the core does")
-            case Role.GENERATE | Role.REFINE | Role.DECODE | Role.OVERHEAR:
-                raise ValueError(f"session {self.id}: its face orders {work.role.value}, nobody else")
+        role = work.role
+        if role is RENDER:
+            return self._render_job(reply, now)
+        if role is TALK:
+            return self._talk_job(reply)
+        if role is THINK:
+            return self._think_job(self.context_of(work), reply, work_id, now)
+        if role is COPY:
+            return self._copy_job()
+        if role is LISTEN:
+            return self._listen_job()
+        if role is JUDGE:
+            return self._judge_job()
+        raise ValueError(f"session {self.id} orders no {role.value}: its face or the core does")
 
     def _who(self, chunk: ChunkId = ChunkId(0), condition: ConditionVersion | None = None) -> dict[str, Any]:
         """Args:    condition: that the work belongs to; the newest, unless it goes on with what began earlier."""

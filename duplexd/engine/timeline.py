@@ -74,8 +74,8 @@ class Timeline:
         """Where the ear is, extrapolated since the last report; never past what was published."""
         if self.held or self.reported >= self.published:
             return self.reported
-        elapsed = min(self._extrapolated(now), EXTRAPOLATE_MAX)
-        return Ticks(min(self.reported + elapsed, self.published))
+        position = Ticks(self.reported + min(self._extrapolated(now), EXTRAPOLATE_MAX))
+        return position if position < self.published else self.published
 
     @property
     def heard(self) -> Ticks:
@@ -88,7 +88,8 @@ class Timeline:
         `making` is how long the chunk takes to be made: started later than that, it comes after the transport has run
         dry, whatever still lies in the client's buffer.
         """
-        return Ticks(min(BUDGET_MAX, max(BUDGET_MIN, chunk + self.buffer + self._age_p99 + making)))
+        budget = Ticks(chunk + self.buffer + self._age_p99 + making)
+        return BUDGET_MIN if budget < BUDGET_MIN else BUDGET_MAX if budget > BUDGET_MAX else budget
 
     def reenters_budget_at(self, end: Ticks, budget: Ticks, now: Nanos) -> Nanos | None:
         """When a chunk that ends at `end` fits the budget, if playback goes on as it does; None if it never will.
@@ -118,7 +119,7 @@ class Timeline:
         return Nanos(max(0, now - self.reported_at - nanos_from_ticks(self.published - self.reported)))
 
     def _extrapolated(self, now: Nanos) -> Ticks:
-        return ticks_from_nanos(max(0, now - self.reported_at))
+        return ticks_from_nanos(now - self.reported_at) if now > self.reported_at else Ticks(0)
 
     # orders --------------------------------------------------------------------------------------------------------
 
