@@ -623,24 +623,20 @@ class Session:
     def is_warming(self) -> bool:
         return self._warm_by is not None
 
-    def _settle_warmth(self, now: Nanos) -> None:
-        if self._warm_by is None:
-            return
+    def _settle_warmth(self, now: Nanos, by: Nanos) -> None:
         is_warm = self.context.readable and self.context.behind == 0 and self.context.flight is None
-        if is_warm or now >= self._warm_by:
+        if is_warm or now >= by:
             self._warm_by = None
             self._monitor.count("prefetches_done" if is_warm else "prefetches_given_up")
 
     def _begin_waiting(self, now: Nanos) -> None:
         """A turn that came while the reply could not be cut, and the reply was stopped after all."""
-        if self.waiting and self.reply is None and self.contest is None and self.utterance is None:
+        if self.reply is None and self.contest is None and self.utterance is None:
             text, ended_at = self.waiting.popleft()
             self._begin_reply(join(self._reopened(), text), ended_at=ended_at, now=now)
 
     def _begin_wanted(self, now: Nanos) -> None:
         """A reply asked for begins when nothing is before it: no reply, no turn that is still being understood."""
-        if not self._wanted:
-            return
         busy = self.reply is not None or self.contest is not None or bool(self.waiting)
         if busy or (self.utterance is not None and self.utterance.ended):
             return
@@ -848,7 +844,7 @@ class Session:
 
     def _deliver(self, now: Nanos) -> None:
         """Hand over what is made, no further ahead of the ear than the policy says."""
-        while self._made and self.reply is not None and (at := self._next_delivery_at(now)) is not None and at <= now:
+        while self.reply is not None and (at := self._next_delivery_at(now)) is not None and at <= now:
             self._publish(self._made.popleft(), self.reply, now)
 
     def _next_delivery_at(self, now: Nanos) -> Nanos | None:
@@ -1516,10 +1512,14 @@ class Session:
         elif self.reply is None and self._auto_reply and not self._turns_by_client:
             self._speculate(now)
         self._complete_if_over(now)  # What it waited for may have been work of an older reply.
-        self._deliver(now)
-        self._begin_waiting(now)
-        self._begin_wanted(now)
-        self._settle_warmth(now)
+        if self._made:
+            self._deliver(now)
+        if self.waiting:
+            self._begin_waiting(now)
+        if self._wanted:
+            self._begin_wanted(now)
+        if self._warm_by is not None:
+            self._settle_warmth(now, self._warm_by)
         reply = self.reply
         if reply is None:
             return
@@ -1613,8 +1613,8 @@ class Session:
         need = CHUNK if self.speculation is None else SPECULATION
         if self._wants_thought(making, now):
             works.append(self._work(THINK, need, now))
-        elif self._context_behind() is not None:
-            works.append(self._work(THINK, INPUT, now))
+        elif self.contest is not None and self._context_behind() is not None:
+            works.append(self._work(THINK, INPUT, now))  # The person's words, on their branch.
         if self._wants_talk(making, now):
             works.append(self._work(TALK, need, now))
         if self._wants_chunk(making, now):
@@ -1762,6 +1762,8 @@ class Session:
         return Ticks(left if left - length < 4 * self._plan.grain else length)
 
     def _wants_chunk(self, reply: Reply, now: Nanos) -> bool:
+        if self._busy.get(RENDER):
+            return False
         at = self._chunk_at = self._next_chunk_at(reply, now)
         if at is None or at > now or self.chunks.full:
             return False
@@ -1771,8 +1773,8 @@ class Session:
         return not self.wants_slot
 
     def _next_chunk_at(self, reply: Reply, now: Nanos) -> Nanos | None:
-        """When the next chunk may start; None while there is none or one is being made."""
-        if self._busy.get(RENDER) or (spoken := reply.unplanned()) is None:
+        """When the next chunk may start; None while there is none. None is being made."""
+        if (spoken := reply.unplanned()) is None:
             return None
         length = self._chunk_length(reply, spoken, self.timeline.playback(now))
         end = Ticks(spoken.start + spoken.planned + length)

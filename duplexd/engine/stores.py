@@ -194,7 +194,8 @@ class Stores:
     def fence_passed(self, fence: FenceId) -> None:
         self._running.discard(fence)
         for ledger in self._ledgers:
-            ledger.fence_passed(fence)
+            if fence in ledger.awaited:
+                ledger.fence_passed(fence)
 
     def bytes_of(self, session: SessionId) -> SessionBytes:
         """What a session holds, also behind fences. O(1)."""

@@ -33,6 +33,7 @@ class Guards:
         self._passed = passed
         self._fences: dict[int, set[FenceId]] = {}
         self._indexes: dict[FenceId, dict[int, None]] = {}
+        self.fences = self._indexes.keys()  #: that guard something: few do, and every launch has one that passes
 
     def __contains__(self, index: int) -> bool:
         return index in self._fences
@@ -49,10 +50,6 @@ class Guards:
         for fence in fences:
             self._fences.setdefault(index, set()).add(fence)
             self._indexes.setdefault(fence, {})[index] = None
-
-    def waits_for(self, fence: FenceId) -> bool:
-        """Something is guarded by this fence. Few are, and every launch has one that passes."""
-        return fence in self._indexes
 
     def fence_passed(self, fence: FenceId) -> list[int]:
         """Take a passed fence away; returns the indexes nothing guards any more, in the order they were guarded."""

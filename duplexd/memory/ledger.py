@@ -82,6 +82,7 @@ class SlotLedger:
         self._by_class = dict.fromkeys(CacheClass, 0)  # held slots
         self._freed = freed
         self._guards = Guards(passed)
+        self.awaited = self._guards.fences  #: fences that something waits for
         # Last in, first out: a slot given back is the next one handed out, so that a missing fence shows at once.
         self._free = [SlotId(slot) for slot in reversed(range(spec.count))]
         self._held: list[Held | None] = [None] * spec.count
@@ -153,8 +154,6 @@ class SlotLedger:
 
     def fence_passed(self, fence: FenceId) -> int:
         """Free what waited for this fence alone; returns how many slots. Fences nobody waits for are nothing."""
-        if not self._guards.waits_for(fence):
-            return 0
         slots = [SlotId(slot) for slot in self._guards.fence_passed(fence)]
         self._release(slots)
         return len(slots)

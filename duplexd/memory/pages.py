@@ -178,6 +178,7 @@ class PageLedger:
         self._page_tokens = spec.page_tokens
         self._freed = freed
         self._guards = Guards(passed)
+        self.awaited = self._guards.fences  #: fences that something waits for
         # A dict as an ordered set: take the page next to the last one when it is free (a table without gaps is read as
         # a slice, not a gather), else the one given back last, so that a missing fence shows at once.
         self._free = dict.fromkeys(reversed(range(spec.count)))
@@ -514,8 +515,6 @@ class PageLedger:
 
     def fence_passed(self, fence: FenceId) -> int:
         """Free the pages that waited for this fence alone; returns how many. Fences nobody waits for are nothing."""
-        if not self._guards.waits_for(fence):
-            return 0
         before = len(self._free)
         for page in self._guards.fence_passed(fence):
             self._release(page)
