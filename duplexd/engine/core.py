@@ -289,6 +289,8 @@ class EngineCore:
             self.monitor.count("facts_about_nobody")
             return
         match event:
+            case CursorReported():
+                session.on_cursor(event, now)
             case MediaArrived():
                 session.on_media(event, now)
             case VoiceStarted():
@@ -297,8 +299,6 @@ class EngineCore:
                 session.on_hold_answered(event, now)
             case HoldExpired():
                 session.on_hold_expired(event.resumed, event.hold, now)
-            case CursorReported():
-                session.on_cursor(event, now)
             case TextArrived():
                 session.on_text(event, now)
             case ImageArrived():

@@ -85,6 +85,7 @@ from duplexd.messages import (
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.stage import (
     FACE_ROLES,
+    SPOKEN_ROLES,
     CopyJob,
     Failed,
     JudgeJob,
@@ -136,14 +137,7 @@ IDLE_UTTERANCE_MAX = ticks_from_ms(1000)  #: a hint of a voice that no block con
 
 
 #: As plain names: an enumeration takes ten times as long to give a member, and these are asked for at every event.
-COPY, LISTEN, JUDGE, THINK, TALK, RENDER = (
-    Role.COPY,
-    Role.LISTEN,
-    Role.JUDGE,
-    Role.THINK,
-    Role.TALK,
-    Role.RENDER,
-)
+COPY, LISTEN, JUDGE, THINK, TALK, RENDER = SPOKEN_ROLES
 
 
 class Contest(msgspec.Struct):
@@ -493,7 +487,7 @@ class Session:
             self._auto_reply = fact.auto_reply
         if fact.silence_ms is not None:
             self._use_endpoint(silence_rule(fact.silence_ms) if fact.silence_ms > 0 else self._model_endpoint)
-        if fact.patience_ms is not None and self._plan.stage(Role.JUDGE) is not None:
+        if fact.patience_ms is not None and self._plan.stage(JUDGE) is not None:
             self._use_endpoint(patient_rule(self._model_endpoint, fact.patience_ms))
         if fact.eager is not None:
             self._eager = fact.eager
@@ -708,23 +702,23 @@ class Session:
     def _failed(self, work: WorkId, flight: Flight, reason: str, now: Nanos) -> None:
         """A fault ends its response (or loses its partial), never the session and never a neighbour."""
         self._monitor.count(f"{flight.role.value}_failures")
-        if flight.role is Role.COPY:
+        if flight.role is COPY:
             self._copied(flight.detail)
-        elif flight.role is Role.LISTEN:
+        elif flight.role is LISTEN:
             if self.utterance is flight.detail:
                 self.utterance.miss()
-        elif flight.role is Role.JUDGE:
+        elif flight.role is JUDGE:
             if self.utterance is flight.detail:
                 self.utterance.judging = None
         else:
-            if flight.role is Role.THINK:
+            if flight.role is THINK:
                 flight.detail.abort(work)
                 self._think_failures += 1
                 if self._think_failures >= THINK_FAILURES_MAX:
                     self.fault = f"the thinker failed {self._think_failures} times in a row, last: {reason}"
-            if flight.role is Role.TALK and self._talk_in_halves(flight):
+            if flight.role is TALK and self._talk_in_halves(flight):
                 return
-            if flight.role is Role.RENDER:
+            if flight.role is RENDER:
                 self._retire_chunk(flight.detail)
             if flight.reply is None or flight.reply is not self._making:
                 return
@@ -872,12 +866,12 @@ class Session:
     def _goes_on_at(self, reply: Reply, now: Nanos) -> Nanos | None:
         """When the chunk after the first will be made, strays included, if its clause is talked next and alone."""
         times = self._monitor.times
-        think, talk = self._plan.need(Role.THINK).name, self._plan.need(Role.TALK).name
+        think, talk = self._plan.need(THINK).name, self._plan.need(TALK).name
         free_at, running = times.lane_free_at(talk, now)
         own, after = times.of_rows(talk, 1), times.after(talk)
         if own is None or after is None:
             return None
-        if self._busy.get(Role.TALK):
+        if self._busy.get(TALK):
             return Nanos(free_at + times.stray(talk, running) + after)
         if reply.all_talked:
             return None
@@ -1172,7 +1166,7 @@ class Session:
 
     def _release_latents(self, reply: Reply) -> None:
         """No more is made of it: latents go back behind the work that still reads them."""
-        fences = tuple(FenceId(w) for w, f in self._flights.items() if f.role in (Role.TALK, Role.RENDER))
+        fences = tuple(FenceId(w) for w, f in self._flights.items() if f.role in (TALK, RENDER))
         for spoken in reply.spoken:
             self._stores.discard(spoken.latents, after=fences)
         reply.spoken.clear()
@@ -1696,14 +1690,16 @@ class Session:
 
     def _context_behind(self) -> Context | None:
         """A context that must catch up with words, reply or not; decoding is another matter."""
-        if self.contest is None:
-            behind = self.context if self._making is None else None
-        else:
-            behind = self.contest.branch
-        if behind is None or behind.behind <= 0:
+        if self.utterance is not None and not self._policy.prefills_speech:
             return None
-        waits = self.utterance is not None and not self._policy.prefills_speech
-        return None if waits or self._busy.get(THINK) or not self.has_place else behind
+        if self._busy.get(THINK) or not self.has_place:
+            return None
+        if self.contest is not None:
+            branch = self.contest.branch
+            return branch if branch is not None and branch.behind > 0 else None
+        if self._making is None:
+            return self.context if self.context.behind > 0 else None
+        return None
 
     def _upstream_ahead(self, reply: Reply, now: Nanos) -> bool:
         """Upstream stages have the same budget in playback seconds, from one worst-case unit ahead (DESIGN §5 rule
@@ -1787,17 +1783,18 @@ class Session:
 
     def launch(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
         """Turn an offer into an order; None when memory is short, which is counted and tried again."""
-        if work.role in FACE_ROLES:
+        role = work.role
+        if role in FACE_ROLES:
             assert self.face is not None
             return self.face.launch(work, work_id, now)
-        reply = self._making if work.need in (CHUNK, SPECULATION) else None
+        reply = self._making if work.need is CHUNK or work.need is SPECULATION else None
         job, detail = self._job(work, reply, work_id, now)
         if job is None:
             self._monitor.count("launches_short_of_memory")
             return None
-        self._ready_since.pop(work.role, None)
-        self._flights[work_id] = Flight(work.role, self.timeline.epoch, now, detail, reply, self.condition)
-        self._busy[work.role] = self._busy.get(work.role, 0) + 1
+        self._ready_since.pop(role, None)
+        self._flights[work_id] = Flight(role, self.timeline.epoch, now, detail, reply, self.condition)
+        self._busy[role] = self._busy.get(role, 0) + 1
         return Launch(work_id, work.stage, tuple(job) if isinstance(job, list) else (job,))
 
     def _job(self, work: Work, reply: Reply | None, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
@@ -1826,7 +1823,7 @@ class Session:
         }
 
     def _copy_job(self) -> tuple[Any, Any]:
-        facts = [self._to_copy.popleft() for _ in range(min(len(self._to_copy), self._spec(Role.COPY).batch_max))]
+        facts = [self._to_copy.popleft() for _ in range(min(len(self._to_copy), self._spec(COPY).batch_max))]
         jobs = [
             CopyJob(
                 **self._who(),
@@ -1861,7 +1858,7 @@ class Session:
 
     def context_of(self, work: Work) -> Context:
         """The context a think step runs on."""
-        return self._context_behind() or self.context if work.need is Need.INPUT else self.context
+        return self._context_behind() or self.context if work.need is INPUT else self.context
 
     def _think_job(self, context: Context, reply: Reply | None, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
         if reply is not None and not reply.thinking:
@@ -1895,7 +1892,7 @@ class Session:
     @property
     def _feed_max(self) -> int:
         """Tokens prefilled in one step. One that decodes is waited for anyway: one that prefills may take as long."""
-        cost = self._spec(Role.THINK).cost
+        cost = self._spec(THINK).cost
         if not self._policy.feeds_by_cost or not cost.per_unit_us:
             return FEED_MAX
         return min(FEED_LONGEST, max(FEED_MAX, self._plan.think_steps * cost.per_step_us // cost.per_unit_us))
@@ -1968,7 +1965,7 @@ class Session:
         reply, playback = self.reply, self.timeline.playback(now)
         buffers = {
             spec.name: Ticks(max(0, self._made_until(spec.role) - playback))
-            for role in (Role.THINK, Role.TALK, Role.RENDER)
+            for role in (THINK, TALK, RENDER)
             if (spec := self._plan.stage(role)) is not None
         }
         return SessionPressure(
@@ -2028,9 +2025,9 @@ class Session:
             return not self.in_flight
         flight = self._flights.pop(fact.work)
         self._stores.fence_passed(FenceId(fact.work))
-        if flight.role is Role.COPY:
+        if flight.role is COPY:
             self._emit(FreeSlots(tuple(f.slot for f in flight.detail)))
-        if flight.role is Role.RENDER and flight.detail.slot >= 0:
+        if flight.role is RENDER and flight.detail.slot >= 0:
             self._stores.out_slots.append(flight.detail.slot)
         return not self.in_flight
 
