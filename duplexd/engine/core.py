@@ -377,7 +377,7 @@ class EngineCore:
         self._scheduler.offer(session.id, session.wanted(now), now)
         if session.wants_slot:
             self._slotless[session.id] = None
-        else:
+        elif self._slotless:
             self._slotless.pop(session.id, None)
 
     # Work ----------------------------------------------------------------------------------------------------------

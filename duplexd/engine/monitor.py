@@ -284,6 +284,6 @@ class Monitor:
 
     def late(self, at: Nanos, session: SessionId, late: Nanos) -> None:
         """A chunk was published after its predecessor had been heard to its end: somebody heard a gap."""
-        self.count("chunks_late")
-        self.count("chunks_late_ms", max(0, late) // NANOS_PER_MS)
+        self._counts["chunks_late"] += 1
+        self._counts["chunks_late_ms"] += max(0, late) // NANOS_PER_MS
         self.note(at, session, "chunk_late", late)

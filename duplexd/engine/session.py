@@ -1813,12 +1813,12 @@ class Session:
             return self._judge_job()
         raise ValueError(f"session {self.id} orders no {role.value}: its face or the core does")
 
-    def _who(self, chunk: ChunkId = ChunkId(0), condition: ConditionVersion | None = None) -> dict[str, Any]:
+    def _who(self, condition: ConditionVersion | None = None) -> dict[str, Any]:
         """Args:    condition: that the work belongs to; the newest, unless it goes on with what began earlier."""
         return {
             "session": self.id,
             "epoch": self.timeline.epoch,
-            "chunk": chunk,
+            "chunk": ChunkId(0),
             "condition": self.condition if condition is None else condition,
         }
 
@@ -1935,7 +1935,10 @@ class Session:
         self.timeline.generation = chunk.span.end
         self.chunks.move(chunk, ChunkState.RUNNING)
         job = RenderJob(
-            **self._who(chunk.chunk_id, chunk.condition),
+            session=self.id,
+            epoch=self.timeline.epoch,
+            chunk=chunk.chunk_id,
+            condition=chunk.condition,
             latents=spoken.latents.slot,
             state=self.voice_state.slot,
             start=chunk.offset,
