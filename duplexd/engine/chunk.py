@@ -84,12 +84,13 @@ class ChunkTable:
         if state not in _LEGAL[chunk.state]:
             raise ValueError(f"chunk {chunk.chunk_id} is {chunk.state.value} and cannot become {state.value}")
         chunk.state = state
+        if _LEGAL[state]:
+            return
         if state is ChunkState.HEARD:
             self.heard_ticks += chunk.span.length
-            del self._chunks[chunk.chunk_id]
-        elif state is ChunkState.DISCARDED:
+        else:
             self.discarded_ticks += chunk.span.length
-            del self._chunks[chunk.chunk_id]
+        del self._chunks[chunk.chunk_id]
 
     @property
     def full(self) -> bool:
@@ -101,7 +102,8 @@ class ChunkTable:
 
     def hear(self, position: Ticks) -> list[Chunk]:
         """Published chunks whose end the ear has passed become HEARD; they are returned."""
-        heard = [c for c in self.alive() if c.state is ChunkState.PUBLISHED and c.span.end <= position]
+        published = ChunkState.PUBLISHED
+        heard = [c for c in self._chunks.values() if c.state is published and c.span.end <= position]
         for chunk in heard:
             self.move(chunk, ChunkState.HEARD)
         return heard

@@ -96,6 +96,7 @@ RESIDENCY_COUNTS = (
     *("restores_early", "restores_late", "pages_offloaded", "pages_restored", "transfers_failed"),
     *("offload_us", "restore_us", "evictions", "evictions_in_line"),
 )
+ENDS = (StageFinished, StageFailed)
 ANCHOR_SESSION = SessionId(0)  #: the anchor's prefill is nobody's session
 
 
@@ -172,7 +173,7 @@ class EngineCore:
 
     def handle(self, event: Any, now: Nanos) -> None:
         self._now = now
-        if isinstance(event, StageFinished | StageFailed):
+        if isinstance(event, ENDS):
             self._handle_stage(event, now)
         elif isinstance(event, SlotsFreed):
             self.stores.slots_freed(event.slots)
@@ -195,13 +196,12 @@ class EngineCore:
 
     def timer(self) -> Nanos | None:
         """When to call `handle_timer` if nothing happens before; strictly later than the last call."""
-        first = self._timers.first()
-        times = [] if first is None else [first[0]]
-        if (wakes := self._scheduler.wakes_at()) is not None:
-            times.append(wakes)
-        if self.sessions or self._now < self._watch_until:
-            times.append(self._next_progress)
-        return Nanos(max(min(times), self._now + 1)) if times else None
+        at = self._next_progress if self.sessions or self._now < self._watch_until else None
+        if (first := self._timers.first()) is not None and (at is None or first[0] < at):
+            at = first[0]
+        if (wakes := self._scheduler.wakes_at()) is not None and (at is None or wakes < at):
+            at = wakes
+        return None if at is None else Nanos(max(at, self._now + 1))
 
     def commands(self) -> list[Any]:
         out, self._out = self._out, []
@@ -289,6 +289,8 @@ class EngineCore:
             self.monitor.count("facts_about_nobody")
             return
         match event:
+            case CursorReported():
+                session.on_cursor(event, now)
             case MediaArrived():
                 session.on_media(event, now)
             case VoiceStarted():
@@ -297,8 +299,6 @@ class EngineCore:
                 session.on_hold_answered(event, now)
             case HoldExpired():
                 session.on_hold_expired(event.resumed, event.hold, now)
-            case CursorReported():
-                session.on_cursor(event, now)
             case TextArrived():
                 session.on_text(event, now)
             case ImageArrived():
@@ -377,7 +377,7 @@ class EngineCore:
         self._scheduler.offer(session.id, session.wanted(now), now)
         if session.wants_slot:
             self._slotless[session.id] = None
-        else:
+        elif self._slotless:
             self._slotless.pop(session.id, None)
 
     # Work ----------------------------------------------------------------------------------------------------------
@@ -399,8 +399,11 @@ class EngineCore:
             self._warmed(event)
             return
         # All of a batch first, then what follows from it: nobody is asked while a neighbour's result still waits.
-        for session_id, own in zip(owners, _shares(event, len(owners)), strict=True):
-            self._tell(session_id, own, now)
+        if len(owners) == 1:
+            self._tell(owners[0], event, now)
+        else:
+            for session_id, own in zip(owners, _shares(event, len(owners)), strict=True):
+                self._tell(session_id, own, now)
         for session_id in owners:
             if session_id in self.sessions:
                 self._touch(self.sessions[session_id], now)
@@ -420,10 +423,11 @@ class EngineCore:
         """Every idle lane gets the most urgent work that can start."""
         self._scheduler.note_pool(self._pages_taken)
         for lane in self._scheduler.idle_lanes():
-            with closing(self._scheduler.urgent(lane, now)) as offers:
-                for work in offers:
-                    if self._launch(work, now) or self._policy.misfit is Misfit.STOP:
-                        break
+            offers = self._scheduler.urgent(lane, now)
+            for work in offers:
+                if self._launch(work, now) or self._policy.misfit is Misfit.STOP:
+                    break
+            offers.close()
 
     @property
     def _pages_taken(self) -> float:
@@ -515,7 +519,7 @@ class EngineCore:
                 if session.utterance is not None and self._mover is not None:
                     self._onsets[session.id] = now
             session.wants_place = True
-            had, session.has_place = session.has_place, self.residency.need(session.id, self._pages_of(session))
+            had, session.has_place = session.has_place, self._has_place(session)
             if session.has_place and session.is_warming and not session.context.readable:
                 # Asked for: it need not hide behind anything.
                 self._restore(session, session.context, now, early=True)
@@ -531,6 +535,11 @@ class EngineCore:
             self.residency.index.note_playback(session.id, session.quiet_since if known else None)
             self._seat(self.residency.rest(session.id, pages, now), now)
             self._go_on_preloading(now)
+
+    def _has_place(self, session: Session) -> bool:
+        """It has one, or takes one; else it stands in line. Its pages are counted for the line alone."""
+        residency = self.residency
+        return residency.seats(session.id) or residency.need(session.id, self._pages_of(session))
 
     def _seat(self, seated: Sequence[SessionId], now: Nanos) -> None:
         for session_id in seated:
@@ -930,7 +939,7 @@ def _ways_of(plan: ModelPlan) -> tuple[tuple[str, str], ...]:
 
 
 def _shares(event: StageFinished | StageFailed, owners: int) -> Iterator[StageFinished | StageFailed]:
-    """What each owner of a launch is told: all of it when it was alone, its own result in a shared one."""
-    if owners == 1 or isinstance(event, StageFailed):
+    """What each owner of a shared launch is told: its own result."""
+    if isinstance(event, StageFailed):
         return iter([event] * owners)
     return (StageFinished(event.work, (result,), event.started_at, event.ended_at) for result in event.results)

@@ -18,6 +18,7 @@ from duplexd.streams.stage import Failed
 from duplexd.units import NANOS_PER_MS, Nanos
 
 IDLE_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
+FIGURES = (Progress, Metrics)
 
 Measured = Callable[[], Mapping[str, float]]
 
@@ -39,13 +40,13 @@ class LiveWorld:
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
         self._poll.register(executor.fileno(), select.POLLIN)
+        self._watches_writes = False
 
     @property
     def ended(self) -> bool:
         return self._ended
 
-    def now(self) -> Nanos:
-        return clock.now()
+    now = staticmethod(clock.now)
 
     def wait(self, until: Nanos | None) -> Any | None:
         """A due timer goes before the next event, so that a flood of events cannot starve it."""
@@ -57,12 +58,18 @@ class LiveWorld:
 
     def _gather(self, until: Nanos | None) -> None:
         remaining = IDLE_WAIT_MAX if until is None else min(IDLE_WAIT_MAX, max(0, until - self.now()))
-        if self._executor.needs_poll:
+        if polled := self._executor.needs_poll:
             remaining = min(remaining, POLL_NS)  # CUDA events have no descriptor.
         self._watch_writes()
         # poll() takes whole milliseconds: round up, or the last fraction would be spun away.
-        self._poll.poll(-(-remaining // NANOS_PER_MS))
-        self._events.extend(map(_fact, self._executor.completions()))
+        ready = {descriptor for descriptor, _ in self._poll.poll(-(-remaining // NANOS_PER_MS))}
+        if polled or self._executor.fileno() in ready:
+            self._events.extend(map(_fact, self._executor.completions()))
+        if self._channel.fileno() in ready:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """The channel is readable or writable, or its other end is gone."""
         try:
             self._channel.flush()
             self._events.extend(map(unpack_fact, self._channel.receive()))
@@ -70,8 +77,10 @@ class LiveWorld:
             self._ended = True
 
     def _watch_writes(self) -> None:
-        writes = select.POLLOUT if self._channel.wants_write else 0
-        self._poll.modify(self._channel.fileno(), select.POLLIN | writes)
+        if self._channel.wants_write is not self._watches_writes:
+            self._watches_writes = not self._watches_writes
+            writes = select.POLLOUT if self._watches_writes else 0
+            self._poll.modify(self._channel.fileno(), select.POLLIN | writes)
 
     def execute(self, command: Any, now: Nanos) -> None:
         if isinstance(command, Launch):
@@ -79,10 +88,11 @@ class LiveWorld:
             return
         if isinstance(command, ResponseChanged) and command.state is ResponseState.FAILED:
             log.warning("session %d: response %d failed: %s", command.session, command.response, command.reason)
-        if isinstance(command, Progress | Metrics) and self._channel.wants_write:
-            return  # The front end lags; the next figure says it better, and what must not be lost keeps its room.
-        if isinstance(command, Metrics):
-            command = Metrics({**command.values, **self._measured()}, command.sessions)
+        if isinstance(command, FIGURES):
+            if self._channel.wants_write:
+                return  # The front end lags; the next figure says it better, and what must not be lost keeps its room.
+            if isinstance(command, Metrics):
+                command = Metrics({**command.values, **self._measured()}, command.sessions)
         try:
             self._channel.send(pack(command))
         except ChannelClosed:

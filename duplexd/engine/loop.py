@@ -50,6 +50,7 @@ def drive(core: Core, world: World) -> None:
 
 
 def _execute(core: Core, world: World) -> None:
-    now = world.now()
-    for command in core.commands():
-        world.execute(command, now)
+    if commands := core.commands():
+        now = world.now()
+        for command in commands:
+            world.execute(command, now)

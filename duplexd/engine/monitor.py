@@ -13,7 +13,7 @@ and the ring are for whoever looks at the engine from outside: a test, a debugge
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -92,8 +92,9 @@ class StageTimes:
         self._next: dict[str, list[str]] = {}
         for source, target in edges:
             self._next.setdefault(source, []).append(target)
-        self._mean: dict[str, int] = {}
+        self._mean: dict[str, Nanos] = {}
         self._deviation: dict[str, int] = {}
+        self._reach: dict[str, Nanos] = {}  # see `reach`
         self._of_rows: dict[tuple[str, int], int] = {}
         self._strayed: dict[str, float] = {}  # from the mean of launches of as many rows, as a share of it
         self._running: dict[str, tuple[int, Nanos]] = {}  # rows, begun at
@@ -114,40 +115,40 @@ class StageTimes:
         self._strayed[stage] = strayed + (abs(took - usual) / max(1, usual) - strayed) / STRAYED_WEIGHT
         mean = self._mean.get(stage)
         if mean is None:
-            self._mean[stage], self._deviation[stage] = took, took // 2  # RFC 6298 §2.2
-            return
-        deviation = self._deviation[stage]
-        self._mean[stage] = mean + (took - mean) // TIME_WEIGHT
-        self._deviation[stage] = deviation + (abs(took - mean) - deviation) // TIME_WEIGHT
+            mean, deviation = took, took // 2  # RFC 6298 §2.2
+        else:
+            deviation = self._deviation[stage]
+            deviation += (abs(took - mean) - deviation) // TIME_WEIGHT
+            mean = Nanos(mean + (took - mean) // TIME_WEIGHT)
+        self._mean[stage], self._deviation[stage] = mean, deviation
+        self._reach[stage] = Nanos(2 * mean + DEVIATIONS * deviation)
 
     def mean(self, stage: str) -> Nanos | None:
         """Moving average of one launch; None while nothing was measured."""
-        mean = self._mean.get(stage)
-        return None if mean is None else Nanos(mean)
+        return self._mean.get(stage)
 
     def reach(self, stage: str) -> Nanos | None:
         """From wanting a launch to its end, as long as one must expect: one that runs is waited for, then comes one's
         own, and they stray. None while nothing was measured.
         """
-        mean = self._mean.get(stage)
-        return None if mean is None else Nanos(2 * mean + DEVIATIONS * self._deviation[stage])
+        return self._reach.get(stage)
 
     def after(self, stage: str) -> Nanos | None:
         """The longest way from this stage to the output; 0 after the last, None while a part of it is unmeasured."""
-        return self._way(stage, self.mean)
+        return self._way(stage, self._mean)
 
     def reach_after(self, stage: str) -> Nanos | None:
         """The same, as long as one must expect."""
-        return self._way(stage, self.reach)
+        return self._way(stage, self._reach)
 
-    def _way(self, stage: str, own: Callable[[str], Nanos | None]) -> Nanos | None:
-        longest = 0
+    def _way(self, stage: str, own: Mapping[str, Nanos]) -> Nanos | None:
+        longest = Nanos(0)
         for follower in self._next.get(stage, ()):
-            took, rest = own(follower), self._way(follower, own)
+            took, rest = own.get(follower), self._way(follower, own)
             if took is None or rest is None:
                 return None
-            longest = max(longest, took + rest)
-        return Nanos(longest)
+            longest = max(longest, Nanos(took + rest))
+        return longest
 
     def of_rows(self, stage: str, rows: int) -> Nanos | None:
         """Moving average of launches of so many rows; None while there was none."""
@@ -273,8 +274,8 @@ class Monitor:
 
     def ran(self, lane: str, stage: str, took: Nanos, *, rows: int = 1) -> None:
         """A launch of so many rows that came back well worked for so long."""
-        self.count("launches")
-        self.count(f"busy_us_{lane}", took // 1000)
+        self._counts["launches"] += 1
+        self._counts[f"busy_us_{lane}"] += took // 1000
         self.times.note(stage, took, rows=rows)
 
     def utilisation(self, now: Nanos) -> Mapping[str, float | None]:
@@ -283,6 +284,6 @@ class Monitor:
 
     def late(self, at: Nanos, session: SessionId, late: Nanos) -> None:
         """A chunk was published after its predecessor had been heard to its end: somebody heard a gap."""
-        self.count("chunks_late")
-        self.count("chunks_late_ms", max(0, late) // NANOS_PER_MS)
+        self._counts["chunks_late"] += 1
+        self._counts["chunks_late_ms"] += max(0, late) // NANOS_PER_MS
         self.note(at, session, "chunk_late", late)

@@ -46,7 +46,7 @@ import msgspec
 
 from duplexd.engine.monitor import Load
 from duplexd.engine.timeline import BUDGET_MAX
-from duplexd.engine.work import PATIENT, Need, Work
+from duplexd.engine.work import CHUNK, INPUT, PATIENT, SPECULATION, Work
 from duplexd.errors import ConfigError
 from duplexd.streams.stage import Role
 from duplexd.units import NANOS_PER_MS, Nanos, Ticks, nanos_from_ms, ticks_from_ms
@@ -156,7 +156,7 @@ class Fcfs:
         self.prefills_speech = prefill
 
     def rank(self, work: Work, at: Moment) -> Rank:
-        return Rank((work.need is Need.SPECULATION, work.ready_at, work.session))
+        return Rank((work.need is SPECULATION, work.ready_at, work.session))
 
     def may_ride(self, rider: Work, leader: Work) -> bool:
         return _shares_think_step(rider, leader)
@@ -193,7 +193,7 @@ class Edf(Fcfs):
 
     def rank(self, work: Work, at: Moment) -> Rank:
         due = work.ready_at if work.sent_deadline is None else work.sent_deadline
-        return Rank((work.need is Need.SPECULATION, due, work.ready_at, work.session))
+        return Rank((work.need is SPECULATION, due, work.ready_at, work.session))
 
 
 class DeliveryPaced(Fcfs):
@@ -203,6 +203,8 @@ class DeliveryPaced(Fcfs):
     delivers_ahead = PACED_DELIVERY
 
 
+#: Steps that take no time to speak of, and that others wait for.
+AT_ONCE = frozenset((Role.COPY, Role.JUDGE))
 #: Classes of urgency, most urgent first. With company U2 comes last: it waits, and suspicion may use the lane.
 U0, U1, DUE, ARRIVING, U2, U2_NOT_OWED, SPECULATIVE, WAITING, WAITING_NOT_OWED = range(9)
 URGENCIES = ("U0", "U1", "due", "arriving", "U2", "U2", "guess", "waiting", "waiting")  #: as they are shown
@@ -287,14 +289,14 @@ class Interaction:
 
     def rank(self, work: Work, at: Moment) -> Rank:
         if not self._order:
-            return Rank((work.need is Need.SPECULATION, work.ready_at, work.session))
-        if work.need is Need.SPECULATION:
+            return Rank((work.need is SPECULATION, work.ready_at, work.session))
+        if work.need is SPECULATION:
             return Rank((SPECULATIVE, work.ready_at, work.session))
-        if work.role in (Role.COPY, Role.JUDGE):
+        if work.role in AT_ONCE:
             return self._by_age(U0, work, at)
-        if work.need is Need.CHUNK and work.started and work.deadline is not None:
+        if work.need is CHUNK and work.started and work.deadline is not None:
             return self._playing(work, work.deadline, at)
-        if work.need is Need.INPUT and at.now - work.ready_at < INPUT_AGE_MAX:
+        if work.need is INPUT and at.now - work.ready_at < INPUT_AGE_MAX:
             return self._by_age(ARRIVING, work, at, until=Nanos(work.ready_at + INPUT_AGE_MAX))
         return self._by_age(U1, work, at)
 

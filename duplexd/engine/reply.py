@@ -11,6 +11,7 @@ States (DESIGN §9); code only looks the table up:
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -272,11 +273,14 @@ class Reply:
         return self.thought and not self.to_talk
 
     def unplanned(self) -> SpokenClause | None:
-        return next((s for s in self.spoken if s.planned < s.length), None)
+        for spoken in self.spoken:
+            if spoken.planned < spoken.length:
+                return spoken
+        return None
 
     @property
     def all_planned(self) -> bool:
-        return self.all_talked and self.unplanned() is None
+        return self.thought and not self.to_talk and self.unplanned() is None
 
     def clause_at(self, position: Ticks) -> str:
         """The words of the clause that is said at a position; '' before the first."""
@@ -328,7 +332,7 @@ def _tokens_of_words(placed: Sequence[PlacedWord], token_ends: Sequence[int], wo
         return 0
     end = placed[words - 1].end_char
     # Of a recited word that has no tokens the end lies behind all of them.
-    return next((i + 1 for i, token_end in enumerate(token_ends) if token_end >= end), len(token_ends))
+    return min(bisect_left(token_ends, end) + 1, len(token_ends))
 
 
 def _text_of_words(text: str, placed: Sequence[PlacedWord], words: int) -> str:

@@ -143,6 +143,10 @@ class Residency:
                 self.index.protect(session, pages * self.page_bytes)
         return session in self._seated
 
+    def seats(self, session: SessionId) -> bool:
+        """It has a place."""
+        return session in self._seated
+
     def rest(self, session: SessionId, pages: int, now: Nanos) -> list[SessionId]:
         """It needs nothing; `pages` of its own may leave. Returns who has a place because of that."""
         self._seated.pop(session, None)

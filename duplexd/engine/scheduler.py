@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -78,7 +78,8 @@ class Accounts:
         self._served.pop(session, None)
 
     def served(self, session: SessionId) -> float:
-        return self._served.get(session, self.mean)
+        served = self._served.get(session)
+        return self.mean if served is None else served
 
     @property
     def wanted(self) -> bool:
@@ -118,19 +119,32 @@ class Scheduler:
         self._pool_occupancy: float | None = None
         self._running: dict[WorkId, _Running] = {}
         self._busy: dict[str, int] = {}
+        self._idle: set[str] = set()  # see `idle_lanes`
+        self._place_of = {lane: place for place, lane in enumerate(self._stages_of)}
+        self._scanned = {
+            lane: [(self._orders[stage], self._rows[stage]) for stage in names]
+            for lane, names in self._stages_of.items()
+        }
 
     # Offers ----------------------------------------------------------------------------------------------------------
 
-    def offer(self, session: SessionId, works: Iterable[Work], now: Nanos) -> None:
+    def offer(self, session: SessionId, works: Sequence[Work], now: Nanos) -> None:
         """Replace everything a session offers. What has not changed keeps its place."""
-        old = self._held.pop(session, {})
+        old = self._held.pop(session, None)
+        if old is None:
+            if not works:
+                return
+            old = {}
         new: dict[OfferId, Work] = {}
         for work in works:
             name = (session, work.stage, work.need)
             new[name] = work
             before = old.pop(name, None)
             if before is None:
-                self._accounts[self._lane_of[work.stage]].join(session)
+                lane = self._lane_of[work.stage]
+                self._accounts[lane].join(session)
+                if lane not in self._busy:
+                    self._idle.add(lane)
             elif before == work:
                 continue
             self._rank(name, work, now)
@@ -153,7 +167,10 @@ class Scheduler:
         del self._ranks[name]
         if name in self._due:
             del self._due[name]
-        self._accounts[lane].leave(name[0])
+        accounts = self._accounts[lane]
+        accounts.leave(name[0])
+        if not accounts.wanted:
+            self._idle.discard(lane)
 
     def _rank(self, name: OfferId, work: Work, now: Nanos) -> None:
         lane = self._lane_of[work.stage]
@@ -201,12 +218,14 @@ class Scheduler:
         self._loads = loads
 
     def idle_lanes(self) -> list[str]:
-        """Lanes with nothing to do and something offered."""
-        return [lane for lane in self._stages_of if lane not in self._busy and self._accounts[lane].wanted]
+        """Lanes with nothing to do and something offered, in the order of the plan. It is asked after every event."""
+        return sorted(self._idle, key=self._place_of.__getitem__) if self._idle else []
 
     def wakes_at(self) -> Nanos | None:
         """When the clock may let somebody begin a launch on a lane with nothing to do; None: nobody waits for that."""
-        firsts = (self._changes[lane].first() for lane in self.idle_lanes())
+        if not self._idle:
+            return None
+        firsts = (self._changes[lane].first() for lane in self._idle)
         return min((Nanos(first[0]) for first in firsts if first is not None), default=None)
 
     def rows_max(self, stage: str) -> int:
@@ -218,7 +237,7 @@ class Scheduler:
         close it when done.
         """
         self._refresh(lane, now)
-        return self._scan([(self._orders[stage], self._rows[stage]) for stage in self._stages_of[lane]], now)
+        return self._scan(self._scanned[lane], now)
 
     def beside(self, stage: str) -> Generator[Work, None, None]:
         """Offers of one stage, most urgent first, to share a launch that has its first row."""
@@ -229,16 +248,7 @@ class Scheduler:
         seen: set[OfferId] = set()
         lifted = []
         try:
-            while True:
-                heads = [
-                    (head, order)
-                    for order, company in orders
-                    if (head := order.first()) is not None
-                    and (self._due.get(head[2], now) <= now or len(order) >= company)
-                ]
-                if not heads:
-                    return
-                _, order = min(heads, key=lambda pair: pair[0][0])
+            while (order := self._most_urgent(orders, now)) is not None:
                 entry = order.lift()
                 lifted.append((order, entry))
                 name = entry[2]
@@ -249,6 +259,18 @@ class Scheduler:
             for order, entry in lifted:
                 order.lower(entry)
 
+    def _most_urgent(self, orders: Sequence[tuple[Agenda[OfferId], int]], now: Nanos) -> Agenda[OfferId] | None:
+        """The order whose first offer may begin a launch and goes before those of the others."""
+        least: tuple[float, ...] | None = None
+        urgent = None
+        for order, company in orders:
+            head = order.first()
+            if head is None or (least is not None and head[0] >= least):
+                continue
+            if self._due.get(head[2], now) <= now or len(order) >= company:
+                least, urgent = head[0], order
+        return urgent
+
     # Running ---------------------------------------------------------------------------------------------------------
 
     def begin(self, work: WorkId, stage: str, owners: Sequence[tuple[SessionId, int]] = ()) -> str:
@@ -256,6 +278,7 @@ class Scheduler:
         lane = self._lane_of[stage]
         self._running[work] = _Running(lane, stage, tuple(owners))
         self._busy[lane] = self._busy.get(lane, 0) + 1
+        self._idle.discard(lane)
         return lane
 
     def end(self, work: WorkId, took: Nanos) -> tuple[str, str]:
@@ -264,6 +287,8 @@ class Scheduler:
         self._busy[running.lane] -= 1
         if not self._busy[running.lane]:
             del self._busy[running.lane]
+            if self._accounts[running.lane].wanted:
+                self._idle.add(running.lane)
         for session, weight in running.owners:
             self._accounts[running.lane].charge(session, took / len(running.owners) / max(1, weight))
         return running.lane, running.stage

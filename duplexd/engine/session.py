@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import hypot
 from types import MappingProxyType
 from typing import Any
@@ -42,7 +42,7 @@ from duplexd.engine.utterance import (
     join,
     newest,
 )
-from duplexd.engine.work import Launch, Need, StageFailed, StageFinished, Work
+from duplexd.engine.work import CHUNK, INPUT, SPECULATION, TURN, Launch, Need, StageFailed, StageFinished, Work
 from duplexd.errors import ArenaFull
 from duplexd.ids import ChunkId, ConditionVersion, FenceId, ResponseId, SessionId, TurnId, WorkId
 from duplexd.media.endpoint import Ask, End, EndpointRule, Verdict, patient_rule, silence_rule
@@ -85,6 +85,7 @@ from duplexd.messages import (
 from duplexd.streams.graph import ModelPlan
 from duplexd.streams.stage import (
     FACE_ROLES,
+    SPOKEN_ROLES,
     CopyJob,
     Failed,
     JudgeJob,
@@ -133,6 +134,10 @@ BEGINNING_WAIT_MAX = Nanos(1000 * NANOS_PER_MS)
 #: A turn with so much voice and no word is told: whoever said it waits for an answer. A cough is shorter.
 UNCLEAR_MIN = ticks_from_ms(600)
 IDLE_UTTERANCE_MAX = ticks_from_ms(1000)  #: a hint of a voice that no block confirmed by then was none
+
+
+#: As plain names: an enumeration takes ten times as long to give a member, and these are asked for at every event.
+COPY, LISTEN, JUDGE, THINK, TALK, RENDER = SPOKEN_ROLES
 
 
 class Contest(msgspec.Struct):
@@ -483,7 +488,7 @@ class Session:
             self._auto_reply = fact.auto_reply
         if fact.silence_ms is not None:
             self._use_endpoint(silence_rule(fact.silence_ms) if fact.silence_ms > 0 else self._model_endpoint)
-        if fact.patience_ms is not None and self._plan.stage(Role.JUDGE) is not None:
+        if fact.patience_ms is not None and self._plan.stage(JUDGE) is not None:
             self._use_endpoint(patient_rule(self._model_endpoint, fact.patience_ms))
         if fact.eager is not None:
             self._eager = fact.eager
@@ -613,22 +618,22 @@ class Session:
     def is_warming(self) -> bool:
         return self._warm_by is not None
 
-    def _settle_warmth(self, now: Nanos) -> None:
+    def _settle_warmth(self, now: Nanos, by: Nanos) -> None:
         is_warm = self.context.readable and self.context.behind == 0 and self.context.flight is None
-        if self._warm_by is not None and (is_warm or now >= self._warm_by):
+        if is_warm or now >= by:
             self._warm_by = None
             self._monitor.count("prefetches_done" if is_warm else "prefetches_given_up")
 
     def _begin_waiting(self, now: Nanos) -> None:
         """A turn that came while the reply could not be cut, and the reply was stopped after all."""
-        if self.waiting and self.reply is None and self.contest is None and self.utterance is None:
+        if self.reply is None and self.contest is None and self.utterance is None:
             text, ended_at = self.waiting.popleft()
             self._begin_reply(join(self._reopened(), text), ended_at=ended_at, now=now)
 
     def _begin_wanted(self, now: Nanos) -> None:
         """A reply asked for begins when nothing is before it: no reply, no turn that is still being understood."""
         busy = self.reply is not None or self.contest is not None or bool(self.waiting)
-        if not self._wanted or busy or (self.utterance is not None and self.utterance.ended):
+        if busy or (self.utterance is not None and self.utterance.ended):
             return
         wanted = self._wanted.popleft()
         self._begin_reply(self._reopened(), ended_at=now, now=now, wanted=wanted)
@@ -673,17 +678,17 @@ class Session:
         result: Any = fact.results[0]
         if isinstance(result, Failed):
             self._failed(fact.work, flight, result.reason, now)
-        elif flight.role is Role.COPY:
+        elif flight.role is COPY:
             self._copied(flight.detail)
-        elif flight.role is Role.LISTEN:
+        elif flight.role is LISTEN:
             self._heard_words(flight, result, now)
-        elif flight.role is Role.JUDGE:
+        elif flight.role is JUDGE:
             self._judged(flight, result)
-        elif flight.role is Role.THINK:
+        elif flight.role is THINK:
             self._thought(fact.work, flight, result, now)
-        elif flight.role is Role.TALK:
+        elif flight.role is TALK:
             self._talked(flight, result, now)
-        elif flight.role is Role.RENDER:
+        elif flight.role is RENDER:
             self._rendered(flight, result, now)
 
     def on_failed(self, fact: StageFailed, now: Nanos) -> None:
@@ -698,23 +703,23 @@ class Session:
     def _failed(self, work: WorkId, flight: Flight, reason: str, now: Nanos) -> None:
         """A fault ends its response (or loses its partial), never the session and never a neighbour."""
         self._monitor.count(f"{flight.role.value}_failures")
-        if flight.role is Role.COPY:
+        if flight.role is COPY:
             self._copied(flight.detail)
-        elif flight.role is Role.LISTEN:
+        elif flight.role is LISTEN:
             if self.utterance is flight.detail:
                 self.utterance.miss()
-        elif flight.role is Role.JUDGE:
+        elif flight.role is JUDGE:
             if self.utterance is flight.detail:
                 self.utterance.judging = None
         else:
-            if flight.role is Role.THINK:
+            if flight.role is THINK:
                 flight.detail.abort(work)
                 self._think_failures += 1
                 if self._think_failures >= THINK_FAILURES_MAX:
                     self.fault = f"the thinker failed {self._think_failures} times in a row, last: {reason}"
-            if flight.role is Role.TALK and self._talk_in_halves(flight):
+            if flight.role is TALK and self._talk_in_halves(flight):
                 return
-            if flight.role is Role.RENDER:
+            if flight.role is RENDER:
                 self._retire_chunk(flight.detail)
             if flight.reply is None or flight.reply is not self._making:
                 return
@@ -862,12 +867,12 @@ class Session:
     def _goes_on_at(self, reply: Reply, now: Nanos) -> Nanos | None:
         """When the chunk after the first will be made, strays included, if its clause is talked next and alone."""
         times = self._monitor.times
-        think, talk = self._plan.need(Role.THINK).name, self._plan.need(Role.TALK).name
+        think, talk = self._plan.need(THINK).name, self._plan.need(TALK).name
         free_at, running = times.lane_free_at(talk, now)
         own, after = times.of_rows(talk, 1), times.after(talk)
         if own is None or after is None:
             return None
-        if self._busy.get(Role.TALK):
+        if self._busy.get(TALK):
             return Nanos(free_at + times.stray(talk, running) + after)
         if reply.all_talked:
             return None
@@ -1098,7 +1103,7 @@ class Session:
         reply = self.reply
         if reply is None or self.contest is not None or not reply.all_planned:
             return
-        if self._busy.get(Role.TALK) or self._busy.get(Role.RENDER):
+        if self._busy.get(TALK) or self._busy.get(RENDER):
             return  # A clause on its way to the talker is in no list: without it the reply would look empty, or over.
         if reply.is_empty and not reply.avoided:
             self._monitor.count("empty_replies")
@@ -1166,7 +1171,7 @@ class Session:
 
     def _release_latents(self, reply: Reply) -> None:
         """No more is made of it: latents go back behind the work that still reads them."""
-        fences = tuple(FenceId(w) for w, f in self._flights.items() if f.role in (Role.TALK, Role.RENDER))
+        fences = tuple(FenceId(w) for w, f in self._flights.items() if f.role in (TALK, RENDER))
         for spoken in reply.spoken:
             self._stores.discard(spoken.latents, after=fences)
         reply.spoken.clear()
@@ -1532,22 +1537,29 @@ class Session:
         if contest is not None and not contest.answered and now >= contest.answer_by:
             contest.assumed = True
             self._settle_contest(now)
-        self._decide(now)
+        if self.contest is not None:
+            self._decide(now)
         if self.utterance is not None and self._came_to_nothing(self.utterance):
             self._drop_utterance(TurnOutcome.EMPTY)
-        if self._turn_may_end():
+        if self.utterance is not None and self._turn_may_end():
             self._end_turn(now)
         elif self.reply is None and self._auto_reply and not self._turns_by_client:
             self._speculate(now)
         self._complete_if_over(now)  # What it waited for may have been work of an older reply.
-        self._deliver(now)
-        self._begin_waiting(now)
-        self._begin_wanted(now)
-        self._settle_warmth(now)
+        if self._made:
+            self._deliver(now)
+        if self.waiting:
+            self._begin_waiting(now)
+        if self._wanted:
+            self._begin_wanted(now)
+        if self._warm_by is not None:
+            self._settle_warmth(now, self._warm_by)
         reply = self.reply
-        if reply is not None and self._too_late(reply, now):
+        if reply is None:
+            return
+        if self._too_late(reply, now):
             self._fail_reply("no sound within the response deadline", now)
-        elif reply is not None and not self.has_place and now >= reply.accepted_at + self._place_wait:
+        elif not self.has_place and now >= reply.accepted_at + self._place_wait:
             self._fail_busy(now)
 
     def _fail_busy(self, now: Nanos) -> None:
@@ -1575,9 +1587,13 @@ class Session:
                 times.append(Nanos(reply.accepted_at + self.response_deadline))
             if not self.has_place:
                 times.append(Nanos(reply.accepted_at + self._place_wait))
-            times += [at for at in (self._chunk_at, self._next_delivery_at(now)) if at is not None]
+            if self._chunk_at is not None:
+                times.append(self._chunk_at)
+            if (at := self._next_delivery_at(now)) is not None:
+                times.append(at)
         # What has passed was decided in `settle`: a timer in the past would spin for ever.
-        return min((at for at in times if at > now), default=None)
+        times = [at for at in times if at > now]
+        return min(times) if times else None
 
     @property
     def _gated(self) -> bool:
@@ -1601,10 +1617,11 @@ class Session:
     def wanted(self, now: Nanos) -> list[Work]:
         """Work that could start now, at most one piece a stage. O(1)."""
         self.wants_slot, self._chunk_at = False, None
-        works = [] if self.closed else list(self._offers(now))
-        offered = {work.role for work in works}
-        for role in [r for r in self._ready_since if r not in offered]:
-            del self._ready_since[role]  # What is not wanted any more does not grow old.
+        works = [] if self.closed else self._offers(now)
+        if len(self._ready_since) > len(works):  # No role offers two.
+            offered = {work.role for work in works}
+            for role in [r for r in self._ready_since if r not in offered]:
+                del self._ready_since[role]  # What is not wanted any more does not grow old.
         if self.face is not None and not self.closed:
             self.face.hushed = self._sound_is_awaited
             works += self.face.offers(now)
@@ -1620,30 +1637,40 @@ class Session:
             return False  # A reply that is guessed ahead in the middle of a voice is in no hurry.
         return self.speculation is not None or (said is not None and self.reply is None)
 
-    def _offers(self, now: Nanos) -> Iterator[Work]:
-        if self._to_copy and not self._busy.get(Role.COPY):
-            yield self._work(Role.COPY, Need.INPUT, now)
-        if (listen := self._listen_window()) is not None:
-            need = Need.TURN if listen.kind is ListenKind.FINAL else Need.INPUT
-            yield self._work(Role.LISTEN, need, now)
-        if self._wants_judge():
-            yield self._work(Role.JUDGE, Need.TURN, now)
+    def _offers(self, now: Nanos) -> list[Work]:
+        works = self._offers_of_input(now) if self._to_copy or self.utterance is not None else []
         making = None if self._gated else self._making
-        need = Need.CHUNK if self.speculation is None else Need.SPECULATION
-        if making is not None and self._wants_thought(making, now):
-            yield self._work(Role.THINK, need, now)
-        elif self._context_behind() is not None:
-            yield self._work(Role.THINK, Need.INPUT, now)
-        if making is not None and self._wants_talk(making, now):
-            yield self._work(Role.TALK, need, now)
-        if making is not None and self._wants_chunk(making, now):
-            yield self._work(Role.RENDER, need, now)
+        if making is None:
+            if self._context_behind() is not None:
+                works.append(self._work(THINK, INPUT, now))
+            return works
+        need = CHUNK if self.speculation is None else SPECULATION
+        if self._wants_thought(making, now):
+            works.append(self._work(THINK, need, now))
+        elif self.contest is not None and self._context_behind() is not None:
+            works.append(self._work(THINK, INPUT, now))  # The person's words, on their branch.
+        if self._wants_talk(making, now):
+            works.append(self._work(TALK, need, now))
+        if self._wants_chunk(making, now):
+            works.append(self._work(RENDER, need, now))
+        return works
+
+    def _offers_of_input(self, now: Nanos) -> list[Work]:
+        works = []
+        if self._to_copy and not self._busy.get(COPY):
+            works.append(self._work(COPY, INPUT, now))
+        if (listen := self._listen_window()) is not None:
+            need = TURN if listen.kind is ListenKind.FINAL else INPUT
+            works.append(self._work(LISTEN, need, now))
+        if self._wants_judge():
+            works.append(self._work(JUDGE, TURN, now))
+        return works
 
     def _work(self, role: Role, need: Need, now: Nanos) -> Work:
         reply, stage = self.reply, self._plan.need(role).name
         made = self._made_until(role)
         published = reply is not None and reply.published_at > 0
-        follows = reply is not None and need is Need.CHUNK and reply.talked_at > 0 and made > reply.start
+        follows = reply is not None and need is CHUNK and reply.talked_at > 0 and made > reply.start
         return Work(
             session=self.id,
             stage=stage,
@@ -1666,7 +1693,7 @@ class Session:
         chunk goes out as soon as it can be rendered.
         """
         if reply is not None and reply.published_at == 0 and reply.talked_at and made > reply.start:
-            rendered = self._monitor.times.after(self._plan.need(Role.TALK).name) or 0
+            rendered = self._monitor.times.after(self._plan.need(TALK).name) or 0
             return Nanos(reply.talked_at + rendered + nanos_from_ticks(made - reply.start))
         if not self.timeline.assumed:
             return self.timeline.silence_at(made, now)
@@ -1677,11 +1704,11 @@ class Session:
     def _made_until(self, role: Role) -> Ticks:
         """End of what a stage has made, as far as its length is known: a clause that was not spoken yet has none."""
         making = self._making
-        return self.timeline.generation if making is None or role is Role.RENDER else making.talked_until
+        return self.timeline.generation if making is None or role is RENDER else making.talked_until
 
     def _listen_window(self) -> ListenWindow | None:
         utterance = self.utterance
-        if utterance is None or utterance.voiced_ticks == 0 or self._busy.get(Role.LISTEN):
+        if utterance is None or utterance.voiced_ticks == 0 or self._busy.get(LISTEN):
             return None
         # In a silence the next reading is the last one: it needs some of that silence, and the ears to be free.
         eager = self.reply is None and self.may_speculate and self._allow_speculation and utterance.silence == 0
@@ -1695,7 +1722,7 @@ class Session:
             return False
         if self._turns_by_client or utterance.ended:
             return False
-        if self._plan.stage(Role.JUDGE) is None or utterance.judging is not None or self._busy.get(Role.JUDGE):
+        if self._plan.stage(JUDGE) is None or utterance.judging is not None or self._busy.get(JUDGE):
             return False
         if self.copied_until < utterance.input_end:
             return False
@@ -1705,12 +1732,12 @@ class Session:
         """A context that must catch up with words, reply or not; decoding is another matter."""
         if self.utterance is not None and not self._policy.prefills_speech:
             return None
-        if self._busy.get(Role.THINK) or not self.has_place:
+        if self._busy.get(THINK) or not self.has_place:
             return None
         if self.contest is not None:
             branch = self.contest.branch
             return branch if branch is not None and branch.behind > 0 else None
-        if self.reply is None and self.speculation is None:
+        if self._making is None:
             return self.growing if self.growing.behind > 0 else None
         return None
 
@@ -1718,58 +1745,61 @@ class Session:
         """Upstream stages have the same budget in playback seconds, from one worst-case unit ahead (DESIGN §5 rule
         1).
         """
-        return not self._upstream_may(Role.THINK, reply, Ticks(len(reply.to_talk) * self._plan.clause_max), now)
+        return not self._upstream_may(THINK, reply, Ticks(len(reply.to_talk) * self._plan.clause_max), now)
 
     def _upstream_may(self, role: Role, reply: Reply, pending: Ticks, now: Nanos) -> bool:
         """Whether one more clause, of the worst length, stays within the lookahead; `pending` are not spoken yet."""
-        unit = self._plan.clause_max
-        budget = Ticks(self._budget(reply, now) + self._clause_pace.worst + unit)
+        unit, playback = self._plan.clause_max, self.timeline.playback(now)
+        budget = Ticks(self._budget(reply, playback) + self._clause_pace.worst + unit)
         limit = self._policy.lookahead(Gate(role, unit, budget, self._plan.need(role).batch_max))
-        ahead = reply.talked_until + pending + unit - self.timeline.playback(now)
-        return limit is None or ahead <= limit
+        return limit is None or reply.talked_until + pending + unit - playback <= limit
 
     def _wants_thought(self, reply: Reply, now: Nanos) -> bool:
-        if reply.thought or self._busy.get(Role.THINK) or not self.has_place:
+        if reply.thought or not self.has_place or self._busy.get(THINK):
             return False
         if self.speculation is not None and self.speculation.first_clause_thought:
             return False
         return reply.chunks_published == 0 or not self._upstream_ahead(reply, now)
 
     def _wants_talk(self, reply: Reply, now: Nanos) -> bool:
-        if not reply.to_talk or self._busy.get(Role.TALK) or not self._stores.latents_free(self.id):
+        if not reply.to_talk or self._busy.get(TALK) or not self._stores.latents_free(self.id):
             return False
-        return not reply.words or self._upstream_may(Role.TALK, reply, Ticks(0), now)
+        return not reply.words or self._upstream_may(TALK, reply, Ticks(0), now)
 
-    def _budget(self, reply: Reply, now: Nanos) -> Ticks:
-        return self.timeline.budget(self._chunk_aim(reply, now), self._making_time)
+    def _budget(self, reply: Reply, playback: Ticks) -> Ticks:
+        return self.timeline.budget(self._chunk_aim(reply, playback), self._making_time)
 
     @property
     def _making_time(self) -> Ticks:
         """From the start of a chunk until all that is made of it is there: its sound, and the face that speaks it."""
-        return Ticks(self._chunk_pace.worst + (self.face.voice_ahead if self.face is not None else 0))
+        worst = self._chunk_pace.worst
+        return worst if self.face is None else Ticks(worst + self.face.voice_ahead)
 
-    def _chunk_aim(self, reply: Reply, now: Nanos) -> Ticks:
+    def _chunk_aim(self, reply: Reply, playback: Ticks) -> Ticks:
         """Length of the next chunk: what is left to play while it is made, so that it grows from the smallest to the
         longest as the buffer does; nor less than making it takes, or a slow stage would never catch up. Without a
         measured position, the ramp of the plan.
         """
         if not self._policy.sizes_chunks or self.timeline.assumed or reply.chunks_made == 0:
             return self._ramp(reply.chunks_made)
-        left = self.timeline.generation - self.timeline.playback(now)
-        wanted = max(left, self._chunk_pace.worst) // self._plan.grain * self._plan.grain
-        return Ticks(min(self._chunk_max, max(self._chunk_min, wanted)))
+        left = self.timeline.generation - playback
+        wanted = Ticks(max(left, self._chunk_pace.worst) // self._plan.grain * self._plan.grain)
+        shortest, longest = self._chunk_min, self._chunk_max
+        return shortest if wanted < shortest else longest if wanted > longest else wanted
 
     def _ramp(self, index: int) -> Ticks:
         ramp = self._plan.chunk_ramp
         return ramp[min(index, len(ramp) - 1)]
 
-    def _chunk_length(self, reply: Reply, spoken: SpokenClause, now: Nanos) -> Ticks:
+    def _chunk_length(self, reply: Reply, spoken: SpokenClause, playback: Ticks) -> Ticks:
         left = spoken.length - spoken.planned
-        length = self._chunk_aim(reply, now)
+        length = self._chunk_aim(reply, playback)
         # A crumb at the end of a clause costs a launch for nothing: it goes with the chunk before it.
         return Ticks(left if left - length < 4 * self._plan.grain else length)
 
     def _wants_chunk(self, reply: Reply, now: Nanos) -> bool:
+        if self._busy.get(RENDER):
+            return False
         at = self._chunk_at = self._next_chunk_at(reply, now)
         if at is None or at > now or self.chunks.full:
             return False
@@ -1779,14 +1809,13 @@ class Session:
         return not self.wants_slot
 
     def _next_chunk_at(self, reply: Reply, now: Nanos) -> Nanos | None:
-        """When the next chunk may start; None while there is none or one is being made."""
-        spoken = reply.unplanned()
-        if spoken is None or self._busy.get(Role.RENDER):
+        """When the next chunk may start; None while there is none. None is being made."""
+        if (spoken := reply.unplanned()) is None:
             return None
-        length = self._chunk_length(reply, spoken, now)
+        length = self._chunk_length(reply, spoken, self.timeline.playback(now))
         end = Ticks(spoken.start + spoken.planned + length)
         budget = self.timeline.budget(length, self._making_time)
-        gate = Gate(Role.RENDER, self._plan.chunk_ramp[-1], budget, self._plan.need(Role.RENDER).batch_max)
+        gate = Gate(RENDER, self._plan.chunk_ramp[-1], budget, self._plan.need(RENDER).batch_max)
         limit = self._policy.lookahead(gate)
         return now if limit is None else self.timeline.reenters_budget_at(end, limit, now)
 
@@ -1794,49 +1823,47 @@ class Session:
 
     def launch(self, work: Work, work_id: WorkId, now: Nanos) -> Launch | None:
         """Turn an offer into an order; None when memory is short, which is counted and tried again."""
-        if work.role in FACE_ROLES:
+        role = work.role
+        if role in FACE_ROLES:
             assert self.face is not None
             return self.face.launch(work, work_id, now)
-        reply = self._making if work.need in (Need.CHUNK, Need.SPECULATION) else None
+        reply = self._making if work.need is CHUNK or work.need is SPECULATION else None
         job, detail = self._job(work, reply, work_id, now)
         if job is None:
             self._monitor.count("launches_short_of_memory")
             return None
-        self._ready_since.pop(work.role, None)
-        self._flights[work_id] = Flight(work.role, self.timeline.epoch, now, detail, reply, self.condition)
-        self._busy[work.role] = self._busy.get(work.role, 0) + 1
+        self._ready_since.pop(role, None)
+        self._flights[work_id] = Flight(role, self.timeline.epoch, now, detail, reply, self.condition)
+        self._busy[role] = self._busy.get(role, 0) + 1
         return Launch(work_id, work.stage, tuple(job) if isinstance(job, list) else (job,))
 
     def _job(self, work: Work, reply: Reply | None, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
-        match work.role:
-            case Role.COPY:
-                return self._copy_job()
-            case Role.LISTEN:
-                return self._listen_job()
-            case Role.JUDGE:
-                return self._judge_job()
-            case Role.THINK:
-                return self._think_job(self.context_of(work), reply, work_id, now)
-            case Role.TALK:
-                return self._talk_job(reply)
-            case Role.RENDER:
-                return self._render_job(reply, now)
-            case Role.MOVE:
-                raise ValueError(f"session {self.id} orders no copies between tiers; the core does")
-            case Role.GENERATE | Role.REFINE | Role.DECODE | Role.OVERHEAR:
-                raise ValueError(f"session {self.id}: its face orders {work.role.value}, nobody else")
+        role = work.role
+        if role is RENDER:
+            return self._render_job(reply, now)
+        if role is TALK:
+            return self._talk_job(reply)
+        if role is THINK:
+            return self._think_job(self.context_of(work), reply, work_id, now)
+        if role is COPY:
+            return self._copy_job()
+        if role is LISTEN:
+            return self._listen_job()
+        if role is JUDGE:
+            return self._judge_job()
+        raise ValueError(f"session {self.id} orders no {role.value}: its face or the core does")
 
-    def _who(self, chunk: ChunkId = ChunkId(0), condition: ConditionVersion | None = None) -> dict[str, Any]:
+    def _who(self, condition: ConditionVersion | None = None) -> dict[str, Any]:
         """Args:    condition: that the work belongs to; the newest, unless it goes on with what began earlier."""
         return {
             "session": self.id,
             "epoch": self.timeline.epoch,
-            "chunk": chunk,
+            "chunk": ChunkId(0),
             "condition": self.condition if condition is None else condition,
         }
 
     def _copy_job(self) -> tuple[Any, Any]:
-        facts = [self._to_copy.popleft() for _ in range(min(len(self._to_copy), self._spec(Role.COPY).batch_max))]
+        facts = [self._to_copy.popleft() for _ in range(min(len(self._to_copy), self._spec(COPY).batch_max))]
         jobs = [
             CopyJob(
                 **self._who(),
@@ -1871,7 +1898,7 @@ class Session:
 
     def context_of(self, work: Work) -> Context:
         """The context a think step runs on."""
-        return self._context_behind() or self.growing if work.need is Need.INPUT else self.growing
+        return self._context_behind() or self.growing if work.need is INPUT else self.growing
 
     def _think_job(self, context: Context, reply: Reply | None, work_id: WorkId, now: Nanos) -> tuple[Any, Any]:
         if reply is not None and not reply.thinking:
@@ -1905,7 +1932,7 @@ class Session:
     @property
     def _feed_max(self) -> int:
         """Tokens prefilled in one step. One that decodes is waited for anyway: one that prefills may take as long."""
-        cost = self._spec(Role.THINK).cost
+        cost = self._spec(THINK).cost
         if not self._policy.feeds_by_cost or not cost.per_unit_us:
             return FEED_MAX
         return min(FEED_LONGEST, max(FEED_MAX, self._plan.think_steps * cost.per_step_us // cost.per_unit_us))
@@ -1940,7 +1967,7 @@ class Session:
         spoken = reply.unplanned()
         if spoken is None or not self._stores.out_slots:
             return None, None
-        length = self._chunk_length(reply, spoken, now)
+        length = self._chunk_length(reply, spoken, self.timeline.playback(now))
         start = Ticks(spoken.start + spoken.planned)
         chunk = self.chunks.plan(
             epoch=self.timeline.epoch,
@@ -1955,7 +1982,10 @@ class Session:
         self.timeline.generation = chunk.span.end
         self.chunks.move(chunk, ChunkState.RUNNING)
         job = RenderJob(
-            **self._who(chunk.chunk_id, chunk.condition),
+            session=self.id,
+            epoch=self.timeline.epoch,
+            chunk=chunk.chunk_id,
+            condition=chunk.condition,
             latents=spoken.latents.slot,
             state=self.voice_state.slot,
             start=chunk.offset,
@@ -1975,17 +2005,17 @@ class Session:
     def progress(self, now: Nanos, urgency: str) -> Progress:
         """Args:    urgency: of what it offers; '' when nothing of its reply waits for a lane."""
         running = any(flight.reply is not None for flight in self._flights.values())
-        budget = self._budget(self.reply, now) if self.reply is not None else Ticks(0)
-        t = self.timeline
+        t, playback = self.timeline, self.timeline.playback(now)
+        budget = self._budget(self.reply, playback) if self.reply is not None else Ticks(0)
         shown = urgency or ("running" if running else "ahead")
-        return Progress(self.id, t.epoch, t.generation, t.playback(now), budget, t.assumed, shown)
+        return Progress(self.id, t.epoch, t.generation, playback, budget, t.assumed, shown)
 
     def pressure(self, now: Nanos) -> SessionPressure:
         """This session at this moment, as a value."""
         reply, playback = self.reply, self.timeline.playback(now)
         buffers = {
             spec.name: Ticks(max(0, self._made_until(spec.role) - playback))
-            for role in (Role.THINK, Role.TALK, Role.RENDER)
+            for role in (THINK, TALK, RENDER)
             if (spec := self._plan.stage(role)) is not None
         }
         return SessionPressure(
@@ -2047,9 +2077,9 @@ class Session:
             return not self.in_flight
         flight = self._flights.pop(fact.work)
         self._stores.fence_passed(FenceId(fact.work))
-        if flight.role is Role.COPY:
+        if flight.role is COPY:
             self._emit(FreeSlots(tuple(f.slot for f in flight.detail)))
-        if flight.role is Role.RENDER and flight.detail.slot >= 0:
+        if flight.role is RENDER and flight.detail.slot >= 0:
             self._stores.out_slots.append(flight.detail.slot)
         return not self.in_flight
 

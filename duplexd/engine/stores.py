@@ -113,6 +113,7 @@ class Stores:
         self.state = SlotLedger(layout.partitions[STATE], freed=freed)
         self.latents = SlotLedger(layout.partitions[LATENTS], freed=freed)
         self.pages = PageLedger(layout.partitions[PAGES], pages_max=context_extents_max, host=self.host, freed=freed)
+        self._pool_tokens = self.pages.spec.rows
         self.out_slots = deque(range(out_slots))
         self.out_slots_count = out_slots
         self._overheard: Counter[int] = Counter()  # output slots that a face still reads
@@ -122,6 +123,9 @@ class Stores:
         if NOISY in layout.partitions:
             pictures = PictureSlots(picture_slots, session_max=max(1, picture_slots // max(1, sessions_max)))
             self.face = FaceStores(layout, pictures, passed=lambda fence: fence not in self._running, freed=freed)
+        self._slots_in_arena = (self.ingest, self.state, self.latents, *(self.face.ledgers if self.face else ()))
+        self._in_arena: tuple[SlotLedger | PageLedger, ...] = (*self._slots_in_arena, self.pages)
+        self._ledgers = self._in_arena if self.host is None else (*self._in_arena, self.host)
         self.copies_max = copies_max
         self.anchor = Context(self.pages, self.pages.open(None), ())
 
@@ -156,7 +160,7 @@ class Stores:
 
     def latents_free(self, session: SessionId) -> bool:
         bound = self.latents.spec.session_slots
-        return self.latents.free_count > 0 and len(self.latents.held(session)) < bound
+        return self.latents.free_count > 0 and self.latents.held_count(session) < bound
 
     def discard(self, lease: Lease, *, after: After = None) -> None:
         self.latents.discard(lease, after=after)
@@ -190,14 +194,14 @@ class Stores:
     def fence_passed(self, fence: FenceId) -> None:
         self._running.discard(fence)
         for ledger in self._ledgers:
-            ledger.fence_passed(fence)
+            if fence in ledger.awaited:
+                ledger.fence_passed(fence)
 
     def bytes_of(self, session: SessionId) -> SessionBytes:
         """What a session holds, also behind fences. O(1)."""
-        arena = self._in_arena
         return SessionBytes(
             session,
-            arena=sum(ledger.owned(session) * ledger.spec.slot_bytes for ledger in arena),
+            arena=sum(ledger.owned(session) * ledger.spec.slot_bytes for ledger in self._in_arena),
             host=0 if self.host is None else self.host.owned(session) * self.host.spec.slot_bytes,
         )
 
@@ -227,21 +231,8 @@ class Stores:
             counts.update(ledger.counts)
         return counts
 
-    @property
-    def _slots_in_arena(self) -> tuple[SlotLedger, ...]:
-        return (self.ingest, self.state, self.latents, *(self.face.ledgers if self.face else ()))
-
-    @property
-    def _in_arena(self) -> tuple[SlotLedger | PageLedger, ...]:
-        return (*self._slots_in_arena, self.pages)
-
-    @property
-    def _ledgers(self) -> tuple[SlotLedger | PageLedger, ...]:
-        arena = self._in_arena
-        return arena if self.host is None else (*arena, self.host)
-
     def pool_share(self, tokens: int) -> float:
-        return tokens / self.pages.spec.rows
+        return tokens / self._pool_tokens
 
     def close_session(self, session: SessionId, *, after: After) -> None:
         for ledger in self._slots_in_arena:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 
 from duplexd.ids import Epoch
@@ -34,6 +35,7 @@ class Timeline:
         self.assumed = True  #: no measured report has come in this epoch
         self.held = False
         self._ages: deque[int] = deque(maxlen=reports_kept)
+        self._by_age: list[int] = []  # the same, in order
         self._age_p99 = ticks_from_ms(200)  #: of a listener who has not reported yet
         self.reports_ignored = 0
 
@@ -49,10 +51,17 @@ class Timeline:
         # An observation from the future is a broken clock, not news: it must not freeze later reports out.
         self.reported_at = Nanos(min(fact.cursor.observed_at, now))
         self.bound, self.buffer, self.assumed = fact.bound, fact.buffer, fact.assumed
-        self._ages.append(max(0, fact.age))
-        ages = sorted(self._ages)
-        self._age_p99 = ticks_from_nanos(ages[min(len(ages) - 1, len(ages) * 99 // 100)])
+        self._age_p99 = ticks_from_nanos(self._p99_with(max(0, fact.age)))
         return True
+
+    def _p99_with(self, age: int) -> int:
+        """P99 of the ages that are kept, this newest one among them."""
+        ages = self._by_age
+        if len(self._ages) == self._ages.maxlen:
+            del ages[bisect_left(ages, self._ages[0])]
+        self._ages.append(age)
+        insort(ages, age)
+        return ages[min(len(ages) - 1, len(ages) * 99 // 100)]
 
     def settle(self, position: Ticks, now: Nanos) -> None:
         """The authoritative answer to a hold: the cursor stands exactly here, even where a report had run ahead."""
@@ -65,8 +74,8 @@ class Timeline:
         """Where the ear is, extrapolated since the last report; never past what was published."""
         if self.held or self.reported >= self.published:
             return self.reported
-        elapsed = min(self._extrapolated(now), EXTRAPOLATE_MAX)
-        return Ticks(min(self.reported + elapsed, self.published))
+        position = Ticks(self.reported + min(self._extrapolated(now), EXTRAPOLATE_MAX))
+        return position if position < self.published else self.published
 
     @property
     def heard(self) -> Ticks:
@@ -79,7 +88,8 @@ class Timeline:
         `making` is how long the chunk takes to be made: started later than that, it comes after the transport has run
         dry, whatever still lies in the client's buffer.
         """
-        return Ticks(min(BUDGET_MAX, max(BUDGET_MIN, chunk + self.buffer + self._age_p99 + making)))
+        budget = Ticks(chunk + self.buffer + self._age_p99 + making)
+        return BUDGET_MIN if budget < BUDGET_MIN else BUDGET_MAX if budget > BUDGET_MAX else budget
 
     def reenters_budget_at(self, end: Ticks, budget: Ticks, now: Nanos) -> Nanos | None:
         """When a chunk that ends at `end` fits the budget, if playback goes on as it does; None if it never will.
@@ -87,10 +97,11 @@ class Timeline:
         What needs more playback than the last report can be carried on for waits for the next report: a moment that is
         asked for and does not come would be asked for again at once, and again.
         """
-        short = end - self.playback(now) - budget
+        playback = self.playback(now)
+        short = end - playback - budget
         if short <= 0:
             return now
-        if self.held or self.playback(now) + short > min(self.published, self.reported + EXTRAPOLATE_MAX):
+        if self.held or playback + short > min(self.published, self.reported + EXTRAPOLATE_MAX):
             return None
         return Nanos(now + nanos_from_ticks(short) + 1)
 
@@ -108,7 +119,7 @@ class Timeline:
         return Nanos(max(0, now - self.reported_at - nanos_from_ticks(self.published - self.reported)))
 
     def _extrapolated(self, now: Nanos) -> Ticks:
-        return ticks_from_nanos(max(0, now - self.reported_at))
+        return ticks_from_nanos(now - self.reported_at) if now > self.reported_at else Ticks(0)
 
     # orders --------------------------------------------------------------------------------------------------------
 

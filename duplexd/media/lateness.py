@@ -34,7 +34,12 @@ class Lateness:
 
     def __init__(self, *, kept: int = 500) -> None:
         self.arrivals: deque[Arrival] = deque(maxlen=ARRIVALS_MAX)
+        self._kept = kept
         self._delays: deque[int] = deque(maxlen=kept)  #: ns, with an unknown constant in it
+        #: Of them, those that are less than all after them, with their numbers: the first is the least of all. It is
+        #: looked for once a packet, and each packet comes and goes here once.
+        self._least: deque[tuple[int, int]] = deque()
+        self._count = 0
         self._newest: int | None = None
         self._media = 0  #: unwrapped timestamp of the newest arrival
 
@@ -46,11 +51,23 @@ class Lateness:
         step = 0 if self._newest is None else rtp_distance(rtp, self._newest)
         if abs(step) > JUMP:
             self._delays.clear()
+            self._least.clear()
         self._newest = rtp
         self._media += step
-        self._delays.append(now - nanos_from_ticks(self._media))
+        delay = now - nanos_from_ticks(self._media)
+        self._delays.append(delay)
         self.arrivals.append(Arrival(rtp % RTP_WRAP, now, -1 if pcm is None else _first_loud(pcm)))
-        return Nanos(self._delays[-1] - min(self._delays))
+        return Nanos(delay - self._least_with(delay))
+
+    def _least_with(self, delay: int) -> int:
+        """The least delay of those kept, this newest one among them."""
+        least, self._count = self._least, self._count + 1
+        while least and least[-1][1] >= delay:
+            least.pop()
+        least.append((self._count, delay))
+        if least[0][0] <= self._count - self._kept:
+            least.popleft()
+        return least[0][1]
 
     def excess_ms(self) -> list[float]:
         """Milliseconds over the least delay, one an arrival."""

@@ -42,11 +42,12 @@ class Agenda(Generic[Name]):
         self._serial += 1
         entry = self._live[name] = (key, self._serial, name)
         heappush(self._heap, entry)
-        self._bound()
+        if len(self._heap) > self._slack:
+            self._bound()
 
     def remove(self, name: Name) -> None:
         """Removing what is not there is nothing."""
-        if self._live.pop(name, None) is not None:
+        if self._live.pop(name, None) is not None and len(self._heap) > self._slack:
             self._bound()
 
     def first(self) -> tuple[Any, int, Name] | None:
@@ -76,7 +77,7 @@ class Agenda(Generic[Name]):
         return entry[2]
 
     def _bound(self) -> None:
-        size = len(self._heap)
-        if size > self._slack and size > 2 * len(self._live):
+        """There are more entries than `slack`."""
+        if len(self._heap) > 2 * len(self._live):
             self._heap = list(self._live.values())
             heapify(self._heap)

@@ -82,6 +82,7 @@ class SlotLedger:
         self._by_class = dict.fromkeys(CacheClass, 0)  # held slots
         self._freed = freed
         self._guards = Guards(passed)
+        self.awaited = self._guards.fences  #: fences that something waits for
         # Last in, first out: a slot given back is the next one handed out, so that a missing fence shows at once.
         self._free = [SlotId(slot) for slot in reversed(range(spec.count))]
         self._held: list[Held | None] = [None] * spec.count
@@ -213,6 +214,10 @@ class SlotLedger:
                 + ("it is free or retiring now" if held is None else f"session {held.owner} holds {held.lease}")
             )
         return held
+
+    def held_count(self, session: Owner) -> int:
+        """How many slots a session holds. O(1)."""
+        return len(self._slots.get(session, ()))
 
     def held(self, session: Owner) -> list[Held]:
         """All a session holds, oldest lease first."""

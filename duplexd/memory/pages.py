@@ -128,7 +128,7 @@ class _Context:
 
     @property
     def away_tokens(self) -> int:
-        return sum(away.tokens for away in self.away)
+        return sum(away.tokens for away in self.away) if self.away else 0
 
     @property
     def images(self) -> set[Lease]:
@@ -179,6 +179,7 @@ class PageLedger:
         self._page_tokens = spec.page_tokens
         self._freed = freed
         self._guards = Guards(passed)
+        self.awaited = self._guards.fences  #: fences that something waits for
         # A dict as an ordered set: take the page next to the last one when it is free (a table without gaps is read as
         # a slice, not a gather), else the one given back last, so that a missing fence shows at once.
         self._free = dict.fromkeys(reversed(range(spec.count)))

@@ -83,6 +83,7 @@ class Executor:
                 )
         self.stages = dict(stages)
         self.lanes = dict(lanes)
+        self._polled = [lane for lane in self.lanes.values() if lane.needs_poll]
         self.figures = LaunchFigures()
         self.completions_max = completions_max
         self._media = media
@@ -178,9 +179,10 @@ class Executor:
             raise LaneFull(f"{len(self._launches)} launches have not been taken, completions_max is the same")
 
     def _count(self, spent_ns: int) -> None:
-        self.figures.count += 1
-        self.figures.total_ns += spent_ns
-        self.figures.longest_ns = max(self.figures.longest_ns, spent_ns)
+        figures = self.figures
+        figures.count += 1
+        figures.total_ns += spent_ns
+        figures.longest_ns = max(figures.longest_ns, spent_ns)
 
     # Completing ------------------------------------------------------------------------------------------------------
 
@@ -198,7 +200,7 @@ class Executor:
     @property
     def needs_poll(self) -> bool:
         """Some lane with work makes progress only when polled: call `completions` again within `POLL_NS`."""
-        return any(lane.needs_poll and lane.queued for lane in self.lanes.values())
+        return any(lane.queued for lane in self._polled) if self._polled else False
 
     def wait(self, *, until: Nanos) -> bool:
         """Block until something has ended (True), or until the time comes or a lane wants to be polled (False)."""
@@ -208,9 +210,8 @@ class Executor:
         return bool(self._ended) or bool(select.select([self._bell], [], [], remaining / NANOS_PER_SECOND)[0])
 
     def _collect(self) -> list[Finished]:
-        for lane in self.lanes.values():
-            if lane.needs_poll:
-                lane.poll()
+        for lane in self._polled:
+            lane.poll()
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)  # before the queue: a ring in between is heard again
         ends = []

@@ -165,10 +165,10 @@ class ModelPlan:
         return self._by_role.get(role)
 
     def need(self, role: Role) -> StageSpec:
-        spec = self.stage(role)
-        if spec is None:
-            raise ValueError(f"model {self.name} has no stage for {role.value}")
-        return spec
+        try:
+            return self._by_role[role]
+        except KeyError:
+            raise ValueError(f"model {self.name} has no stage for {role.value}") from None
 
 
 def face_lanes(stages: Iterable[StageSpec]) -> frozenset[str]:

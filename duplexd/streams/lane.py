@@ -131,10 +131,12 @@ class Fences:
     def __init__(self) -> None:
         self.book = FenceBook()
         self.events: dict[FenceId, Any] = {}
-        self._passing = threading.Condition()
+        # Entered as a lock where nobody waits: entering a condition takes a call in Python, and a launch has several.
+        self._lock = threading.RLock()
+        self._passing = threading.Condition(self._lock)
 
     def issue(self, lane: str, fence: FenceId | None) -> FenceId:
-        with self._passing:
+        with self._lock:
             return self.book.issue(lane, fence)
 
     def passed(self, fence: FenceId) -> bool:
@@ -144,7 +146,7 @@ class Fences:
         return all(map(self.book.passed, fences))
 
     def mark_passed(self, fence: FenceId) -> None:
-        with self._passing:
+        with self._lock:
             self.book.mark_passed(fence)
             self.events.pop(fence, None)
             self._passing.notify_all()
@@ -215,7 +217,7 @@ class _QueuedLane:
             raise LaneClosed(f"lane {self.name} is not open")
         if self.queued >= self.queue_max:
             raise LaneFull(f"lane {self.name} has {self.queued} pieces of work, queue_max is {self.queue_max}")
-        pending = tuple(wait for wait in waits if not self.fences.passed(wait))
+        pending = tuple(wait for wait in waits if not self.fences.passed(wait)) if waits else ()
         return _Entry(self.fences.issue(self.name, fence), work, pending)
 
     def cancel(self, fence: FenceId) -> bool:
@@ -305,7 +307,8 @@ class HostLane(_QueuedLane):
         self, name: str, fences: Fences, *, queue_max: int = 64, priority: int = 0, now: Now = clock.now
     ) -> None:
         super().__init__(name, fences, queue_max=queue_max, priority=priority, now=now)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         # A daemon thread: wedged work must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name=f"lane-{name}", daemon=True)
 
@@ -314,7 +317,7 @@ class HostLane(_QueuedLane):
         self._thread.start()
 
     def submit(self, work: Callable[[], T], *, waits: Sequence[FenceId] = (), fence: FenceId | None = None) -> FenceId:
-        with self._changed:
+        with self._lock:
             entry = self._accept(work, waits, fence)
             self._queue.append(entry)
             self._changed.notify()

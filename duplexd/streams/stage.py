@@ -53,6 +53,8 @@ class Role(Enum):
     __hash__ = object.__hash__
 
 
+#: What a conversation without a face is made of, from the person's sound to the character's.
+SPOKEN_ROLES = (Role.COPY, Role.LISTEN, Role.JUDGE, Role.THINK, Role.TALK, Role.RENDER)
 #: What a face is made of. Nobody who speaks waits for any of it.
 FACE_ROLES = frozenset({Role.OVERHEAR, Role.GENERATE, Role.REFINE, Role.DECODE})
 

@@ -16,7 +16,7 @@ from duplexd.engine.utterance import FREEZE_AT, ListenKind, Utterance, agreed, n
 from duplexd.ids import Epoch, SessionId
 from duplexd.messages import Cursor, CursorReported
 from duplexd.models.clock.language import ClockDialect
-from duplexd.units import Nanos, Span, Ticks, ticks_from_ms
+from duplexd.units import Nanos, Span, Ticks, ticks_from_ms, ticks_from_nanos
 
 # Clauses ------------------------------------------------------------------------------------------------------------
 
@@ -196,6 +196,19 @@ def test_no_report_moves_the_cursor_back_or_past_what_was_published(reports: lis
         timeline.report(reported(epoch, position, at), Nanos(5 * 10**9))
         assert before <= timeline.reported <= 100_000
         before = timeline.reported
+
+
+@given(st.lists(st.integers(-(10**6), 10**9), min_size=1, max_size=40), st.sampled_from([3, 16, 200]))
+def test_the_budget_knows_the_p99_of_the_ages_that_are_kept(ages: list[int], kept: int) -> None:
+    """Kept in order as they come and go, they are what sorting them finds."""
+    timeline = Timeline(reports_kept=kept)
+    timeline.published = Ticks(100_000)
+    for at, age in enumerate(ages):
+        timeline.report(reported(0, 0, at, age=age), Nanos(5 * 10**9))
+    newest = sorted(max(0, age) for age in ages[-kept:])
+    p99 = ticks_from_nanos(newest[min(len(newest) - 1, len(newest) * 99 // 100)])
+
+    assert timeline.budget(BUDGET_MIN) == min(BUDGET_MAX, BUDGET_MIN + p99)
 
 
 def test_a_report_from_the_future_does_not_freeze_later_ones_out() -> None:

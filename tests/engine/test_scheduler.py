@@ -175,6 +175,44 @@ def test_a_lane_is_idle_while_it_is_offered_work_and_runs_none() -> None:
 # Company --------------------------------------------------------------------------------------------------------------
 
 
+LANES = {"think": "brain", "talk": "mouth", "render": "mouth"}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["offer", "begin", "end", "forget"]), st.integers(1, 4), st.sampled_from(sorted(LANES))
+        )
+    )
+)
+def test_the_idle_lanes_are_those_that_are_offered_work_and_run_none(acts: list[tuple[str, int, str]]) -> None:
+    """Whatever comes, goes, begins and ends: what is kept up to date is what looking at every lane finds."""
+    stages = {
+        name: StageSpec(name, STAGES[name].role, lane, PayloadKind.TEXT, PayloadKind.TEXT, CostModel())
+        for name, lane in LANES.items()
+    }
+    scheduler = Scheduler(stages, policy_of("interaction"))
+    offered: dict[int, set[str]] = {}
+    running: dict[WorkId, str] = {}
+    for serial, (act, session, stage) in enumerate(acts, start=1):
+        if act == "offer":
+            offered[session] = offered.get(session, set()) ^ {stage}
+            scheduler.offer(SessionId(session), [work(session, name) for name in sorted(offered[session])], at(serial))
+        elif act == "forget":
+            offered.pop(session, None)
+            scheduler.forget(SessionId(session))
+        elif act == "begin":
+            running[WorkId(serial)] = LANES[stage]
+            scheduler.begin(WorkId(serial), stage)
+        elif running:
+            oldest = next(iter(running))
+            del running[oldest]
+            scheduler.end(oldest, Nanos(1))
+        wanted = {LANES[name] for names in offered.values() for name in names} - set(running.values())
+
+        assert scheduler.idle_lanes() == [lane for lane in ("brain", "mouth") if lane in wanted]
+
+
 def test_what_waits_for_company_begins_a_launch_when_it_is_due_or_when_a_launch_is_full() -> None:
     """Three chunks of replies that play on for two seconds begin nothing; a fourth fills the launch of four. Alone, the
     first begins one when P_safe is left, and the scheduler says when that is.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from duplexd.media.lateness import ARRIVALS_MAX, Arrival, Lateness
 from duplexd.units import NANOS_PER_MS, Nanos
@@ -29,6 +31,18 @@ def test_a_stream_that_begins_anew_is_measured_anew_and_the_past_is_bounded() ->
 
     assert lateness.excess_ms() == [0, 0, 0]
     assert Lateness().excess_ms() == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 2000), st.sampled_from([960, 960, 960, 48_000 * 11])), max_size=60))
+def test_what_a_packet_is_told_is_its_excess_over_all_that_are_kept(packets: list[tuple[int, int]]) -> None:
+    """Whatever comes when, and wherever the stream begins anew."""
+    lateness, rtp, now = Lateness(kept=5), 0, 0
+    for waited_ms, step in packets:
+        rtp += step
+        now += waited_ms * NANOS_PER_MS
+        told = lateness.note(rtp, Nanos(now))
+
+        assert told / NANOS_PER_MS == lateness.excess_ms()[-1]
 
 
 def test_arrivals_are_kept_one_by_one_with_the_first_loud_sample() -> None:
