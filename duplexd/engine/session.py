@@ -1082,11 +1082,11 @@ class Session:
 
     def _commit_heard(self, now: Nanos) -> None:
         """The ear has moved: chunks become HEARD, keys RECENT, words history."""
-        self.chunks.hear(self.timeline.heard)
-        reply = self.reply
+        position, reply = self.timeline.heard, self.reply
+        self.chunks.hear(position)
         if reply is None:
             return
-        heard = reply.heard_by(self.timeline.heard)
+        heard = reply.heard_by(position)
         if heard > reply.words_heard:
             reply.words_heard = heard
             kept = self.dialogue.length - len(self.dialogue.reply) + reply.tokens_of_words(heard)
@@ -1772,12 +1772,16 @@ class Session:
         """When the next chunk may start; None while there is none. None is being made."""
         if (spoken := reply.unplanned()) is None:
             return None
-        length = self._chunk_length(reply, spoken, self.timeline.playback(now))
+        timeline = self.timeline
+        playback = timeline.playback(now)
+        length = self._chunk_length(reply, spoken, playback)
         end = Ticks(spoken.start + spoken.planned + length)
-        budget = self.timeline.budget(length, self._making_time)
+        budget = timeline.budget(length, self._making_time)
         gate = Gate(RENDER, self._plan.chunk_ramp[-1], budget, self._plan.need(RENDER).batch_max)
         limit = self._policy.lookahead(gate)
-        return now if limit is None else self.timeline.reenters_budget_at(end, limit, now)
+        if limit is None or end - playback <= limit:
+            return now
+        return timeline.reenters_budget_at(end, limit, now)
 
     # Launching -----------------------------------------------------------------------------------------------------
 
