@@ -1552,8 +1552,7 @@ class Session:
             if (at := self._next_delivery_at(now)) is not None:
                 times.append(at)
         # What has passed was decided in `settle`: a timer in the past would spin for ever.
-        times = [at for at in times if at > now]
-        return min(times) if times else None
+        return min((at for at in times if at > now), default=None) if times else None
 
     @property
     def _gated(self) -> bool:
@@ -1566,8 +1565,9 @@ class Session:
     @property
     def needs_place(self) -> bool:
         """The thinker is, or may at any moment be, needed: somebody speaks, or a reply is not over."""
-        busy = self.utterance is not None or self.reply is not None or bool(self.waiting) or self.is_warming
-        return busy or self.context.behind > 0 or self.context.flight is not None
+        if self.reply is not None or self.utterance is not None:
+            return True
+        return bool(self.waiting) or self.is_warming or self.context.behind > 0 or self.context.flight is not None
 
     @property
     def _plays(self) -> bool:
