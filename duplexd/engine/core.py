@@ -149,6 +149,7 @@ class EngineCore:
         self._onsets: dict[SessionId, Nanos] = {}  #: when a voice began for which the thinker has not been needed yet
         self._preloads: dict[SessionId, None] = {}  #: admitted, and the thinker has not been needed yet
         self._recounted_at = Nanos(-RECOUNT_EVERY)
+        self._pages_free = -1  #: as the scheduler was last told
         self._last_work = 0
         self._timers: Agenda[SessionId] = Agenda()
         self._slotless: dict[SessionId, None] = {}  #: sessions with a chunk that waits for an output slot
@@ -421,7 +422,9 @@ class EngineCore:
 
     def _round(self, now: Nanos) -> None:
         """Every idle lane gets the most urgent work that can start."""
-        self._scheduler.note_pool(self._pages_taken)
+        if (free := self.stores.pages.free_count) != self._pages_free:
+            self._pages_free = free
+            self._scheduler.note_pool(self._pages_taken)
         for lane in self._scheduler.idle_lanes():
             offers = self._scheduler.urgent(lane, now)
             for work in offers:

@@ -294,8 +294,8 @@ class Interaction:
             return Rank((SPECULATIVE, work.ready_at, work.session))
         if work.role in AT_ONCE:
             return self._by_age(U0, work, at)
-        if work.need is CHUNK and work.started and work.deadline is not None:
-            return self._playing(work, work.deadline, at)
+        if work.need is CHUNK and work.started and (deadline := work.deadline) is not None:
+            return self._playing(work, deadline, at)
         if work.need is INPUT and at.now - work.ready_at < INPUT_AGE_MAX:
             return self._by_age(ARRIVING, work, at, until=Nanos(work.ready_at + INPUT_AGE_MAX))
         return self._by_age(U1, work, at)

@@ -219,7 +219,9 @@ class Scheduler:
 
     def idle_lanes(self) -> list[str]:
         """Lanes with nothing to do and something offered, in the order of the plan. It is asked after every event."""
-        return sorted(self._idle, key=self._place_of.__getitem__) if self._idle else []
+        if len(self._idle) < 2:
+            return list(self._idle)
+        return sorted(self._idle, key=self._place_of.__getitem__)
 
     def wakes_at(self) -> Nanos | None:
         """When the clock may let somebody begin a launch on a lane with nothing to do; None: nobody waits for that."""

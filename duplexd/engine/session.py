@@ -1087,11 +1087,11 @@ class Session:
 
     def _commit_heard(self, now: Nanos) -> None:
         """The ear has moved: chunks become HEARD, keys RECENT, words history."""
-        self.chunks.hear(self.timeline.heard)
-        reply = self.reply
+        position, reply = self.timeline.heard, self.reply
+        self.chunks.hear(position)
         if reply is None:
             return
-        heard = reply.heard_by(self.timeline.heard)
+        heard = reply.heard_by(position)
         if heard > reply.words_heard:
             reply.words_heard = heard
             kept = self.dialogue.length - len(self.dialogue.reply) + reply.tokens_of_words(heard)
@@ -1592,8 +1592,7 @@ class Session:
             if (at := self._next_delivery_at(now)) is not None:
                 times.append(at)
         # What has passed was decided in `settle`: a timer in the past would spin for ever.
-        times = [at for at in times if at > now]
-        return min(times) if times else None
+        return min((at for at in times if at > now), default=None) if times else None
 
     @property
     def _gated(self) -> bool:
@@ -1606,8 +1605,9 @@ class Session:
     @property
     def needs_place(self) -> bool:
         """The thinker is, or may at any moment be, needed: somebody speaks, or a reply is not over."""
-        busy = self.utterance is not None or self.reply is not None or bool(self.waiting) or self.is_warming
-        return busy or self.context.behind > 0 or self.context.flight is not None
+        if self.reply is not None or self.utterance is not None:
+            return True
+        return bool(self.waiting) or self.is_warming or self.context.behind > 0 or self.context.flight is not None
 
     @property
     def _plays(self) -> bool:
@@ -1812,12 +1812,16 @@ class Session:
         """When the next chunk may start; None while there is none. None is being made."""
         if (spoken := reply.unplanned()) is None:
             return None
-        length = self._chunk_length(reply, spoken, self.timeline.playback(now))
+        timeline = self.timeline
+        playback = timeline.playback(now)
+        length = self._chunk_length(reply, spoken, playback)
         end = Ticks(spoken.start + spoken.planned + length)
-        budget = self.timeline.budget(length, self._making_time)
+        budget = timeline.budget(length, self._making_time)
         gate = Gate(RENDER, self._plan.chunk_ramp[-1], budget, self._plan.need(RENDER).batch_max)
         limit = self._policy.lookahead(gate)
-        return now if limit is None else self.timeline.reenters_budget_at(end, limit, now)
+        if limit is None or end - playback <= limit:
+            return now
+        return timeline.reenters_budget_at(end, limit, now)
 
     # Launching -----------------------------------------------------------------------------------------------------
 

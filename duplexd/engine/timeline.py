@@ -107,9 +107,9 @@ class Timeline:
 
     def silence_at(self, made: Ticks, now: Nanos) -> Nanos:
         """When silence would start if nothing came after `made`; while playback goes on, the same at any `now`."""
-        playback = self.playback(now)
-        if self.held or playback >= self.published or self._extrapolated(now) >= EXTRAPOLATE_MAX:
-            return Nanos(now + nanos_from_ticks(max(0, made - playback)))
+        elapsed = self._extrapolated(now)
+        if self.held or elapsed >= EXTRAPOLATE_MAX or self.reported + elapsed >= self.published:
+            return Nanos(now + nanos_from_ticks(max(0, made - self.playback(now))))
         return Nanos(self.reported_at + nanos_from_ticks(max(0, made - self.reported)))
 
     def silent_for(self, now: Nanos) -> Nanos:
